@@ -1,4 +1,4 @@
-"""Anthropic's `/v1/messages`: how it answers."""
+"""Anthropic Messages (`/v1/messages`): responses and stream events."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Message
 from paddock.text import parse_events
 
-# Nothing is signed, and whoever sends thoughts back is believed. But it is not empty: clients take
-# thoughts without a signature for another model's, and leave them out of the next request.
+# Reasoning is not signed, and reasoning that clients send back is not verified. The value must not
+# be empty: clients attribute unsigned thinking blocks to another model and drop them.
 SIGNATURE = "unsigned"
 
 
 def format_message(
-    id: str, model: str, message: Message, answer: RequestOutputLike
+    id: str, model: str, message: Message, output: RequestOutputLike
 ) -> dict[str, Any]:
     return message_envelope(id, model) | {
         "content": content_blocks(message),
-        **stop_fields(answer, calls=len(message.tool_calls)),
-        "usage": anthropic_usage(answer),
+        **stop_fields(output, calls=len(message.tool_calls)),
+        "usage": anthropic_usage(output),
     }
 
 
@@ -36,43 +36,42 @@ def message_envelope(id: str, model: str) -> dict[str, Any]:
 
 
 def content_blocks(message: Message) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    blocks: list[dict[str, Any]] = []
     if message.reasoning:
-        thought = {"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE}
-        found.append(thought)
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE})
     if message.content:
-        found.append({"type": "text", "text": message.content})
+        blocks.append({"type": "text", "text": message.content})
     for call in message.tool_calls:
-        used = {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
-        found.append(used)
-    return found
+        arguments = dict(call.arguments)
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    return blocks
 
 
-def stop_fields(answer: RequestOutputLike, *, calls: int) -> dict[str, Any]:
-    """`stop_reason` and `stop_sequence`."""
-    matched = answer.matched_stop if isinstance(answer.matched_stop, str) else None
+def stop_fields(output: RequestOutputLike, *, calls: int) -> dict[str, Any]:
+    """The fields `stop_reason` and `stop_sequence`."""
+    matched = output.matched_stop if isinstance(output.matched_stop, str) else None
     reason = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}
-    said = reason[answer.completion.finish]
-    if answer.completion.finish == "stop" and calls:
-        said = "tool_use"
+    stop_reason = reason[output.completion.finish]
+    if output.completion.finish == "stop" and calls:
+        stop_reason = "tool_use"
     if matched is not None:
-        said = "stop_sequence"
-    return {"stop_reason": said, "stop_sequence": matched}
+        stop_reason = "stop_sequence"
+    return {"stop_reason": stop_reason, "stop_sequence": matched}
 
 
-def anthropic_usage(answer: RequestOutputLike) -> dict[str, int]:
-    """`input_tokens` are those that were not found in the cache."""
+def anthropic_usage(output: RequestOutputLike) -> dict[str, int]:
+    """Token usage; `input_tokens` excludes prompt tokens served from the prefix cache."""
     return {
-        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "input_tokens": output.prompt_tokens - output.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": answer.cached_tokens,
-        "output_tokens": len(answer.completion.token_ids),
+        "cache_read_input_tokens": output.cached_tokens,
+        "output_tokens": len(output.completion.token_ids),
     }
 
 
 @dataclass(slots=True)
 class MessageStream:
-    """One reply, event by event: blocks follow each other, one open at a time."""
+    """Stream events of one completion. Content blocks follow each other; one is open at a time."""
 
     id: str
     model: str
@@ -81,54 +80,54 @@ class MessageStream:
     _kind: str | None = None  # of the open block
 
     def open(self) -> list[dict[str, Any]]:
-        # What the cache held is not known yet; the last event says it.
-        counts = {
+        # Cached tokens are not known yet; the last event reports them.
+        usage = {
             "input_tokens": self.prompt_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 0,
         }
-        message = message_envelope(self.id, self.model) | {"usage": counts}
+        message = message_envelope(self.id, self.model) | {"usage": usage}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def push(self, events: Sequence[parse_events.ParseEvent]) -> list[dict[str, Any]]:
         return [payload for event in events for payload in self._payloads(event)]
 
-    def close(self, answer: RequestOutputLike, *, calls: int) -> list[dict[str, Any]]:
+    def close(self, output: RequestOutputLike, *, calls: int) -> list[dict[str, Any]]:
         last = {
             "type": "message_delta",
-            "delta": stop_fields(answer, calls=calls),
-            "usage": anthropic_usage(answer),
+            "delta": stop_fields(output, calls=calls),
+            "usage": anthropic_usage(output),
         }
-        return [*self._shut(), last, {"type": "message_stop"}]
+        return [*self._close_block(), last, {"type": "message_stop"}]
 
     def _payloads(self, event: parse_events.ParseEvent) -> Iterator[dict[str, Any]]:
         match event:
             case parse_events.ReasoningDelta(text):
                 block = {"type": "thinking", "thinking": "", "signature": ""}
-                yield from self._turn("thinking", block)
+                yield from self._switch_block("thinking", block)
                 yield self._delta(type="thinking_delta", thinking=text)
             case parse_events.ContentDelta(text):
-                yield from self._turn("text", {"type": "text", "text": ""})
+                yield from self._switch_block("text", {"type": "text", "text": ""})
                 yield self._delta(type="text_delta", text=text)
             case parse_events.ToolCallStart(_, id, name):
-                yield from self._shut()
+                yield from self._close_block()
                 call = {"type": "tool_use", "id": id, "name": name, "input": {}}
-                yield from self._turn("tool_use", call)
+                yield from self._switch_block("tool_use", call)
             case parse_events.ToolCallArgumentsDelta(_, text):
                 yield self._delta(type="input_json_delta", partial_json=text)
             case parse_events.ToolCallEnd():
-                yield from self._shut()
+                yield from self._close_block()
 
-    def _turn(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Another block, unless one of this kind is open."""
+    def _switch_block(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Open a block of this kind, unless one is open already."""
         if self._kind == kind:
             return
-        yield from self._shut()
+        yield from self._close_block()
         self._index, self._kind = self._index + 1, kind
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
-    def _shut(self) -> Iterator[dict[str, Any]]:
+    def _close_block(self) -> Iterator[dict[str, Any]]:
         if self._kind == "thinking":
             yield self._delta(type="signature_delta", signature=SIGNATURE)
         if self._kind is not None:

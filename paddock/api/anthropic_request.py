@@ -1,4 +1,4 @@
-"""Anthropic's `/v1/messages`: what is asked."""
+"""Anthropic Messages (`/v1/messages`): request bodies."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ from paddock.api.sampling_fields import (
 )
 from paddock.records import ApiError, SamplingParams, ToolSpec
 
-BILLING_HEADER = (
-    "x-anthropic-billing-header:"  # differs every time, so that no prefix is ever found again
-)
+# Some clients start the system prompt with this line. It differs in every request, so it would
+# defeat the prefix cache.
+BILLING_HEADER = "x-anthropic-billing-header:"
 
 
 class MessagesBody(RequestBody):
@@ -48,7 +48,7 @@ class MessagesBody(RequestBody):
 
 
 class CountTokensBody(RequestBody):
-    """The same without what only a reply needs."""
+    """MessagesBody without the fields that only generation needs."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -63,33 +63,34 @@ class CountTokensBody(RequestBody):
 def parse_messages_request(
     body: MessagesBody, defaults: SamplingParams, server: thinking_options.ThinkingOptions
 ) -> ChatRequest:
-    if body.thread is not None:  # the messages are not the whole conversation, or will not be
-        what = "this server keeps none; send the conversation whole, without 'thread'"
+    """The request of a Messages body. Raises ApiError naming the field at fault."""
+    if body.thread is not None:  # the messages may be incomplete
+        what = "this server stores no threads; send the whole conversation without 'thread'"
         raise ApiError(f"thread: {what}", param="thread", code="thread_unsupported_request")
-    wish, tools = _wish(body, server), _tools(body)
+    options, tools = _thinking_options(body, server), _tools(body)
     user = (body.metadata or {}).get("user_id")
     top_k = defaults.top_k if body.top_k is None else body.top_k
     return ChatRequest(
         model=body.model,
-        messages=parse_request_messages(list(_openai(body.system, body.messages))),
-        tools=tools.shown,
+        messages=parse_request_messages(list(_to_openai_messages(body.system, body.messages))),
+        tools=tools.allowed,
         skipped_tools=tools.skipped,
         must_call=tools.must_call,
-        only_tool=tools.only,
-        thinking=wish.thinking,
+        only_tool=tools.forced_tool,
+        thinking=options.thinking,
         sampling=make_sampling_params(
             OPENAI_FIELD_NAMES | {"stop": "stop_sequences"},
             max_new_tokens=body.max_tokens,
-            temperature=float(_given(body.temperature, defaults.temperature)),
-            top_p=float(_given(body.top_p, defaults.top_p)),
+            temperature=float(_or_default(body.temperature, defaults.temperature)),
+            top_p=float(_or_default(body.top_p, defaults.top_p)),
             top_k=top_k if top_k and top_k > 0 else None,
             stop=parse_stop(body.stop_sequences),
-            thinking_budget=wish.budget,
+            thinking_budget=options.budget,
             grammar=parse_response_format(
-                _format(body.output_config), where="output_config.format"
+                _response_format(body.output_config), path="output_config.format"
             ),
         ),
-        # Clients must say how long a reply may be without knowing this model's context.
+        # max_tokens is mandatory, and clients do not know this model's context length.
         fits_context=True,
         stream=bool(body.stream),
         session=user if isinstance(user, str) else None,
@@ -102,21 +103,21 @@ def parse_count_tokens_request(
     tools = _tools(body)
     return ChatRequest(
         model=body.model,
-        messages=parse_request_messages(list(_openai(body.system, body.messages))),
-        tools=tools.shown,
+        messages=parse_request_messages(list(_to_openai_messages(body.system, body.messages))),
+        tools=tools.allowed,
         skipped_tools=tools.skipped,
         must_call=tools.must_call,
-        only_tool=tools.only,
-        thinking=_wish(body, server).thinking,
+        only_tool=tools.forced_tool,
+        thinking=_thinking_options(body, server).thinking,
         sampling=SamplingParams(),
     )
 
 
-def _given(value: Any, default: Any) -> Any:
+def _or_default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _wish(
+def _thinking_options(
     body: MessagesBody | CountTokensBody, server: thinking_options.ThinkingOptions
 ) -> thinking_options.ThinkingOptions:
     effort = (body.output_config or {}).get("effort")
@@ -128,128 +129,140 @@ def _wish(
     )
 
 
-def _format(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    form = (config or {}).get("format")
-    if form is not None and not isinstance(form, Mapping):
-        raise ApiError("output_config.format: not an object", param="output_config")
-    return form
+def _response_format(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    response_format = (config or {}).get("format")
+    if response_format is not None and not isinstance(response_format, Mapping):
+        raise ApiError("output_config.format must be an object", param="output_config")
+    return response_format
 
 
 @dataclass(frozen=True, slots=True)
 class _Tools:
-    shown: tuple[ToolSpec, ...]
+    allowed: tuple[ToolSpec, ...]
     skipped: tuple[str, ...]
     must_call: bool
-    only: str | None
+    forced_tool: str | None
 
 
 def _tools(body: MessagesBody | CountTokensBody) -> _Tools:
-    # Ours have a schema; tools that Anthropic's own servers run (web_search_...) have a type.
-    plain = [
+    # Client tools have an input schema; Anthropic's server tools (web_search_...) have a type.
+    tools = [
         {**tool, "type": "function"} if "input_schema" in tool else tool
         for tool in body.tools or ()
     ]
-    found, skipped = parse_function_tools(plain)
-    said = body.tool_choice or {}
+    found, skipped = parse_function_tools(tools)
+    choice = body.tool_choice or {}
     choices: dict[Any, str | Mapping[str, Any]] = {
         "any": "required",
         "auto": "auto",
         "none": "none",
         None: "auto",
-        "tool": said,
+        "tool": choice,
     }
-    kind = said.get("type")
+    kind = choice.get("type")
     if not (kind is None or isinstance(kind, str)) or kind not in choices:
         known = "auto, any, tool, none"
-        raise ApiError(f"tool_choice.type: {kind!r:.80} is none of {known}", param="tool_choice")
-    shown, must_call, only = parse_tool_choice(choices[kind], found)
-    return _Tools(shown, skipped, must_call, only)
+        raise ApiError(
+            f"tool_choice.type must be one of {known}, got {kind!r:.80}", param="tool_choice"
+        )
+    allowed, must_call, forced_tool = parse_tool_choice(choices[kind], found)
+    return _Tools(allowed, skipped, must_call, forced_tool)
 
 
 # --- conversations --------------------------------------------------------------------------------
 
 
-def _openai(
+def _to_openai_messages(
     system: str | Sequence[Mapping[str, Any]] | None, raw: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """The same conversation in OpenAI's shape."""
-    instructions = _without_billing(_text(system, "system"))
+    """The conversation as OpenAI chat messages."""
+    instructions = _strip_billing_header(_text(system, "system"))
     if instructions:
         yield {"role": "system", "content": instructions}
     for i, entry in enumerate(raw):
         role, content = entry.get("role"), entry.get("content")
         if role not in ("user", "assistant", "system"):
             known = "user, assistant, system"
-            raise ApiError(f"messages[{i}].role: {role!r:.80} is none of {known}", param="messages")
+            raise ApiError(
+                f"messages[{i}].role must be one of {known}, got {role!r:.80}", param="messages"
+            )
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
-            raise ApiError(f"messages[{i}].content: neither text nor blocks", param="messages")
+            raise ApiError(
+                f"messages[{i}].content must be a string or a list of blocks", param="messages"
+            )
         if role == "assistant":
-            yield _reply(blocks, f"messages[{i}].content")
+            yield _assistant_message(blocks, f"messages[{i}].content")
         else:
-            yield from _spoken(str(role), blocks, f"messages[{i}].content")
+            yield from _user_messages(str(role), blocks, f"messages[{i}].content")
 
 
-def _reply(blocks: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
-    said: list[str] = []
-    thoughts: list[str] = []
+def _assistant_message(blocks: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
+    texts: list[str] = []
+    reasoning: list[str] = []
     calls = []
     for j, block in enumerate(blocks):
         match block.get("type"):
             case "text":
-                said.append(_string(block, "text", f"{path}[{j}]"))
+                texts.append(_string(block, "text", f"{path}[{j}]"))
             case "thinking":
-                thoughts.append(_string(block, "thinking", f"{path}[{j}]"))
+                reasoning.append(_string(block, "thinking", f"{path}[{j}]"))
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": block.get("input")}
                 calls.append({"id": block.get("id"), "function": function})
             case str(kind) if kind == "redacted_thinking" or "_tool_" in f"_{kind}":
-                pass  # tools that other servers run: nothing in them that this model could read
+                pass  # server tools and redacted reasoning: nothing that this model can read
             case kind:
-                raise ApiError(f"{path}[{j}]: no such block: {kind!r:.80}", param="messages")
-    reply: dict[str, Any] = {"role": "assistant", "content": "".join(said), "tool_calls": calls}
-    if thoughts:
-        reply["reasoning_content"] = "".join(thoughts)
-    return reply
+                raise ApiError(f"{path}[{j}]: unknown block type {kind!r:.80}", param="messages")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts), "tool_calls": calls}
+    if reasoning:
+        message["reasoning_content"] = "".join(reasoning)
+    return message
 
 
-def _spoken(role: str, blocks: Sequence[Mapping[str, Any]], path: str) -> Iterator[dict[str, Any]]:
-    """What a user says, and the tool results among it, in order."""
-    said: list[str] = []
+def _user_messages(
+    role: str, blocks: Sequence[Mapping[str, Any]], path: str
+) -> Iterator[dict[str, Any]]:
+    """User text and tool results, in order."""
+    texts: list[str] = []
     for j, block in enumerate(blocks):
         match block.get("type"):
             case "text":
-                said.append(_string(block, "text", f"{path}[{j}]"))
+                texts.append(_string(block, "text", f"{path}[{j}]"))
             case "tool_result":
-                if said:
-                    yield {"role": role, "content": "".join(said)}
-                    said = []
+                if texts:
+                    yield {"role": role, "content": "".join(texts)}
+                    texts = []
                 yield {
                     "role": "tool",
                     "tool_call_id": block.get("tool_use_id"),
-                    "content": _result(block, f"{path}[{j}].content"),
+                    "content": _tool_result_text(block, f"{path}[{j}].content"),
                 }
             case kind:
-                raise ApiError(f"{path}[{j}]: no text but {kind!r:.80}", param="messages")
-    if said or not blocks:
-        yield {"role": role, "content": "".join(said)}
+                raise ApiError(
+                    f"{path}[{j}].type must be 'text', got {kind!r:.80}", param="messages"
+                )
+    if texts or not blocks:
+        yield {"role": role, "content": "".join(texts)}
 
 
-def _result(block: Mapping[str, Any], path: str) -> str:
+def _tool_result_text(block: Mapping[str, Any], path: str) -> str:
     content = block.get("content")
     known = content is None or isinstance(content, str | list)
     text = _text(content, path) if known else json.dumps(content, ensure_ascii=False)
     return f"Error: {text}" if block.get("is_error") is True else text
 
 
-def _text(said: str | Sequence[Mapping[str, Any]] | None, path: str) -> str:
-    if said is None or isinstance(said, str):
-        return said or ""
+def _text(content: str | Sequence[Mapping[str, Any]] | None, path: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
     found = []
-    for j, block in enumerate(said):
+    for j, block in enumerate(content):
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind != "text":
-            raise ApiError(f"{path}[{j}]: no text but {kind!r:.80}", param=path.split("[")[0])
+            raise ApiError(
+                f"{path}[{j}].type must be 'text', got {kind!r:.80}", param=path.split("[")[0]
+            )
         found.append(_string(block, "text", f"{path}[{j}]"))
     return "\n".join(found)
 
@@ -257,12 +270,14 @@ def _text(said: str | Sequence[Mapping[str, Any]] | None, path: str) -> str:
 def _string(block: Mapping[str, Any], name: str, path: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise ApiError(f"{path}.{name}: {value!r:.80} is no text", param=path.split("[")[0])
+        raise ApiError(
+            f"{path}.{name} must be a string, got {value!r:.80}", param=path.split("[")[0]
+        )
     return value
 
 
-def _without_billing(text: str) -> str:
-    """Some clients put a line first that is different in every request."""
+def _strip_billing_header(text: str) -> str:
+    """The system prompt without its billing line."""
     if not text.startswith(BILLING_HEADER):
         return text
     return text.partition("\n")[2].lstrip("\n")

@@ -1,7 +1,7 @@
-"""Request bodies: bytes into checked fields.
+"""Validation of request bodies.
 
-Unknown keys are tolerated, and null is the same as leaving a key out. A value of another type than
-the one promised is refused; nothing is converted, except a whole number given for a float.
+Unknown keys are ignored, and null means the same as an absent key. Types are strict: nothing is
+converted except an integer given for a float.
 """
 
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ _B = TypeVar("_B", bound="RequestBody")
 
 
 class RequestBody(BaseModel):
-    """The base of every request body. Its JSON schema is what the OpenAPI document shows."""
+    """Base class of request bodies. Its JSON schema appears in the OpenAPI document."""
 
     model_config = ConfigDict(
         extra="allow", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
@@ -22,18 +22,18 @@ class RequestBody(BaseModel):
 
 
 def parse_body(kind: type[_B], value: Any) -> _B:
-    """The body as `kind`, or an ApiError that names the first field that is wrong.
+    """Validate `value` as `kind`. Raises ApiError naming the first invalid field.
 
     >>> class Small(RequestBody):
     ...     size: int | None = None
-    >>> parse_body(Small, {"size": 3, "other": "tolerated"}).size
+    >>> parse_body(Small, {"size": 3, "other": "ignored"}).size
     3
     >>> parse_body(Small, {"size": "3"})
     Traceback (most recent call last):
     paddock.records.errors.ApiError: size: Input should be a valid integer
     """
     if not isinstance(value, dict):
-        raise ApiError("the body is not a JSON object")
+        raise ApiError("the body must be a JSON object")
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""A reply as it comes: the engine's tokens into what was thought, said and called.
+"""Incremental parser from engine output deltas to reasoning, content and tool calls.
 
-`Delta` and `Answer` are what an engine delivers, by its looks alone: this room knows no engine.
+`OutputDeltaLike` and `RequestOutputLike` are structural types: this package does not import engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ TextDeltaType = type[parse_events.ReasoningDelta] | type[parse_events.ContentDel
 
 
 class RequestOutputLike(Protocol):
-    """A finished reply."""
+    """The output of a finished request."""
 
     @property
     def id(self) -> str: ...
@@ -56,7 +56,7 @@ class RequestOutputLike(Protocol):
 
 
 class OutputDeltaLike(Protocol):
-    """What one step added to a reply."""
+    """What one engine step added to a completion."""
 
     @property
     def token_ids(self) -> Sequence[int]: ...
@@ -71,10 +71,10 @@ class OutputDeltaLike(Protocol):
 
 
 class DeltaParser:
-    """Reads one reply, delta by delta. The text that ended it, if one did, is cut away.
+    """Parses one completion delta by delta. A stop string that ended it is removed.
 
-    With `whole_calls` nothing is told of a call before it is known to be one: what a client hears
-    as it comes is then what the reply turns out to be.
+    With `whole_calls` the events of a tool call are held back until the call is complete, so that a
+    streamed completion never differs from the final message.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class DeltaParser:
         self._held = HeldBackText(stops)
         self._matched: str | None = None
         self._whole_calls, self._call = whole_calls, list[parse_events.ParseEvent]()
-        self._thoughts: list[str] = []  # as they were told
+        self._reasoning: list[str] = []  # as streamed
 
     def feed(self, delta: OutputDeltaLike) -> list[parse_events.ParseEvent]:
-        """What is new; with the last delta everything that was still held back."""
+        """New events; with the last delta also everything that was held back."""
         events = self._parser.feed(delta.token_ids)
         if delta.output is None:
             found = self._held.feed(events)
@@ -104,13 +104,17 @@ class DeltaParser:
                 delta.output.matched_stop if isinstance(delta.output.matched_stop, str) else None
             )
             found = self._held.finish(events, self._matched)
-        self._thoughts += [
+        self._reasoning += [
             event.text for event in found if isinstance(event, parse_events.ReasoningDelta)
         ]
-        return [out for event in found for out in self._sure(event)] if self._whole_calls else found
+        return (
+            [out for event in found for out in self._buffer_tool_call(event)]
+            if self._whole_calls
+            else found
+        )
 
-    def _sure(self, event: parse_events.ParseEvent) -> list[parse_events.ParseEvent]:
-        """The event, unless it is part of a call that is not over; with a call's end all of it."""
+    def _buffer_tool_call(self, event: parse_events.ParseEvent) -> list[parse_events.ParseEvent]:
+        """Hold back the events of an unfinished tool call; emit all of them when it ends."""
         match event:
             case parse_events.ToolCallStart() | parse_events.ToolCallArgumentsDelta():
                 self._call.append(event)
@@ -125,23 +129,23 @@ class DeltaParser:
 
     @property
     def streamed_message(self) -> Message:
-        """The reply as somebody heard it who heard it as it came: thoughts that turned out to be
-        the answer were told as thoughts first."""
-        return replace(self.message, reasoning="".join(self._thoughts) or None)
+        """The message as a streaming client saw it: text that turned out to be content may have
+        been streamed as reasoning first."""
+        return replace(self.message, reasoning="".join(self._reasoning) or None)
 
     @property
     def message(self) -> Message:
-        """The reply so far; whole after the last delta."""
-        said = self._parser.result.message
+        """The message so far; complete after the last delta."""
+        message = self._parser.result.message
         if self._matched is None:
-            return said
-        content, reasoning = said.content, said.reasoning
+            return message
+        content, reasoning = message.content, message.reasoning
         if self._matched in content:
             content = truncate_at_stop(content, self._matched)
         elif reasoning is not None:
             reasoning = truncate_at_stop(reasoning, self._matched) or None
         return Message(
-            role="assistant", content=content, reasoning=reasoning, tool_calls=said.tool_calls
+            role="assistant", content=content, reasoning=reasoning, tool_calls=message.tool_calls
         )
 
     @property
@@ -150,12 +154,12 @@ class DeltaParser:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was wrong with the reply."""
+        """Parse problems of the completion."""
         return self._parser.result.notes
 
 
 class HeldBackText:
-    """Text passed on as soon as it cannot be the beginning of a text that ends the reply.
+    """Emits text as soon as it cannot be the beginning of a stop string.
 
     >>> held = HeldBackText(["END"])
     >>> [held.feed([parse_events.ContentDelta(text)]) for text in ("so E", "N", "x")]
@@ -175,51 +179,51 @@ class HeldBackText:
         found: list[parse_events.ParseEvent] = []
         for event in events:
             if isinstance(event, parse_events.ReasoningDelta | parse_events.ContentDelta):
-                self._turn(found, type(event))
+                self._switch_kind(found, type(event))
                 self._text += event.text
-                self._say(found, len(self._text) - self._hopeful())
+                self._emit(found, len(self._text) - self._stop_prefix_length())
             else:
-                self._turn(found, None)
+                self._switch_kind(found, None)
                 found.append(event)
         return found
 
     def finish(
         self, events: Sequence[parse_events.ParseEvent], matched: str | None
     ) -> list[parse_events.ParseEvent]:
-        """All that is left, up to the text that ended the reply."""
+        """All remaining events, up to the stop string that ended the completion."""
         if not self._stops:
             return list(events)
         found: list[parse_events.ParseEvent] = []
         for event in events:
             if isinstance(event, parse_events.ReasoningDelta | parse_events.ContentDelta):
-                self._turn(found, type(event), matched)
+                self._switch_kind(found, type(event), matched)
                 self._text += event.text
             else:
-                self._turn(found, None, matched)
+                self._switch_kind(found, None, matched)
                 found.append(event)
-        self._turn(found, None, matched)
+        self._switch_kind(found, None, matched)
         return found
 
-    def _turn(
+    def _switch_kind(
         self,
         found: list[parse_events.ParseEvent],
         kind: TextDeltaType | None,
         matched: str | None = None,
     ) -> None:
-        """Another kind of event comes: what was held back is no end (or has it in it)."""
+        """The kind of event changes: emit the held-back text, without the matched stop string."""
         if kind is not self._kind:
             if matched is not None:
                 self._text = truncate_at_stop(self._text, matched)
-            self._say(found, len(self._text))
+            self._emit(found, len(self._text))
             self._kind = kind or self._kind
 
-    def _say(self, found: list[parse_events.ParseEvent], length: int) -> None:
+    def _emit(self, found: list[parse_events.ParseEvent], length: int) -> None:
         if length:
             found.append(self._kind(self._text[:length]))
             self._text = self._text[length:]
 
-    def _hopeful(self) -> int:
-        """How many characters at the end may begin a text that ends the reply."""
+    def _stop_prefix_length(self) -> int:
+        """How many trailing characters may be the beginning of a stop string."""
         longest = max(map(len, self._stops)) - 1
         for length in range(min(longest, len(self._text)), 0, -1):
             if any(stop.startswith(self._text[-length:]) for stop in self._stops):
@@ -228,6 +232,6 @@ class HeldBackText:
 
 
 def truncate_at_stop(text: str, stop: str) -> str:
-    """The text before the last `stop` in it, or all of it."""
+    """`text` up to the last occurrence of `stop`, or all of it if there is none."""
     at = text.rfind(stop)
     return text if at < 0 else text[:at]

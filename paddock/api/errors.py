@@ -1,10 +1,10 @@
-"""What is wrong with a request, in the words of each dialect."""
+"""Error bodies of the OpenAI, Anthropic and SGLang APIs."""
 
 from typing import Any
 
 from paddock.records import ApiError
 
-# The name that each dialect gives a status.
+# Error type of each status.
 _OPENAI = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -21,13 +21,19 @@ _OPENAI = {
 _ANTHROPIC = _OPENAI | {500: "api_error", 503: "overloaded_error"}
 
 
-def check_completion_count(replies: int, most: int) -> None:
-    """One request may not ask for more than could ever be answered."""
-    if replies > most:
-        raise ApiError(f"{replies} replies are asked for at once, more than {most}")
+def check_completion_count(completions: int, max_completions: int) -> None:
+    """Reject a request for more completions than a replica can queue and run."""
+    if completions > max_completions:
+        raise ApiError(
+            f"{completions} completions requested, at most {max_completions} are allowed"
+        )
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
+    """
+    >>> openai_error(ApiError("temperature: -1 is negative", param="temperature"))["error"]["type"]
+    'invalid_request_error'
+    """
     return {
         "error": {
             "message": error.message,
@@ -39,11 +45,15 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """
+    >>> anthropic_error(ApiError("invalid API key", status=401))["error"]["type"]
+    'authentication_error'
+    """
     kind = _ANTHROPIC.get(error.status, "api_error")
-    shown: dict[str, Any] = {"type": kind, "message": error.message}
+    body: dict[str, Any] = {"type": kind, "message": error.message}
     if error.code is not None:
-        shown["details"] = {"error_code": error.code}
-    return {"type": "error", "error": shown}
+        body["details"] = {"error_code": error.code}
+    return {"type": "error", "error": body}
 
 
 def sglang_error(error: ApiError) -> dict[str, Any]:
@@ -59,6 +69,6 @@ def sglang_error(error: ApiError) -> dict[str, Any]:
 
 
 def responses_error_event(error: ApiError) -> dict[str, Any]:
-    """As the Responses API says it in the middle of a stream."""
+    """The error event of a Responses stream."""
     kind = error.code or _OPENAI.get(error.status, "server_error")
     return {"type": "error", "code": kind, "message": error.message, "param": error.param}

@@ -1,7 +1,6 @@
-"""One reply, told in a dialect: whole, or as it comes.
+"""Formatters of one completion for an API: as one response or as stream payloads.
 
-A `Voice` reads the reply and says it. Whoever has deltas, from an engine here or far away, has
-every dialect.
+A formatter consumes output deltas, whether they come from a local engine or a remote one.
 """
 
 import time
@@ -30,108 +29,117 @@ Payload = dict[str, Any]
 
 
 class ResponseFormatter(Protocol):
-    reading: DeltaParser
+    parser: DeltaParser
 
     def format_response(self, delta: OutputDeltaLike) -> Payload:
-        """The reply that came in one piece."""
+        """The response for a completion that arrives as one final delta."""
 
     def start_stream(self) -> list[Payload]:
-        """What a stream begins with."""
+        """The first payloads of a stream."""
 
     def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
-        """What is new; with the last delta, what a stream ends with."""
+        """The payloads of a delta; with the last delta also those that end the stream."""
 
 
 async def stream_payloads(
-    voice: ResponseFormatter, deltas: AsyncGenerator[OutputDeltaLike, None]
+    formatter: ResponseFormatter, deltas: AsyncGenerator[OutputDeltaLike, None]
 ) -> AsyncGenerator[Payload, None]:
-    """A stream, from its first delta on: what goes wrong before that is no stream yet. Closing it
-    early closes `deltas`."""
+    """The payloads of a stream, starting with the first delta: an error before it can still be
+    reported with a status. Closing the stream early closes `deltas`."""
     opened = False
     async with aclosing(deltas):
         async for delta in deltas:
             if not opened:
                 opened = True
-                for payload in voice.start_stream():
+                for payload in formatter.start_stream():
                     yield payload
-            for payload in voice.format_delta(delta):
+            for payload in formatter.format_delta(delta):
                 yield payload
 
 
 @dataclass(frozen=True, slots=True)
 class FormatterContext:
-    """Who speaks: the model's tokens, and its name where the client says none."""
+    """Token decoder of the model, and the model name for requests that give none."""
 
-    spelling: TokenDecoder
+    token_decoder: TokenDecoder
     name: str
-    whole_calls: bool = False  # nothing is told of a call before it is known to be one
+    whole_calls: bool = False  # hold back tool calls until they are complete
 
     def new_parser(
-        self, ask: ChatRequest, prompt: Any, call_id: Callable[[int], str]
+        self, request: ChatRequest, prompt: Any, call_id: Callable[[int], str]
     ) -> DeltaParser:
         return DeltaParser(
-            self.spelling.tokenizer,
-            tools=ask.tools,
+            self.token_decoder.tokenizer,
+            tools=request.tools,
             prompt=prompt,
-            stops=ask.sampling.stop,
+            stops=request.sampling.stop,
             call_id=call_id,
             whole_calls=self.whole_calls,
         )
 
-    def new_chat_envelope(self, ask: ChatCompletionRequest, version: int) -> ChatCompletionEnvelope:
+    def new_chat_envelope(
+        self, request: ChatCompletionRequest, version: int
+    ) -> ChatCompletionEnvelope:
         return ChatCompletionEnvelope(
-            id=f"chatcmpl-{ask.id or uuid4().hex}",
-            model=ask.model or self.name,
+            id=f"chatcmpl-{request.id or uuid4().hex}",
+            model=request.model or self.name,
             created=int(time.time()),
             version=version,
         )
 
 
 class ChatCompletionFormatter:
-    """OpenAI's chat completions; `index` counts the replies to one request."""
+    """OpenAI Chat Completions; `index` is the number of the choice."""
 
     def __init__(
         self,
-        speaker: FormatterContext,
-        ask: ChatCompletionRequest,
+        context: FormatterContext,
+        request: ChatCompletionRequest,
         prompt: Any,
-        frame: ChatCompletionEnvelope,
+        envelope: ChatCompletionEnvelope,
         index: int = 0,
     ) -> None:
         unique = uuid4().hex[:12]
-        self.reading = speaker.new_parser(ask, prompt, lambda i: f"call_{unique}{i}")
-        self.ask, self.frame, self.index, self.spelling = ask, frame, index, speaker.spelling
-        self._stream = ChatCompletionStream(ask, index, frame, speaker.spelling)
+        self.parser = context.new_parser(request, prompt, lambda i: f"call_{unique}{i}")
+        self.request, self.envelope, self.index, self.token_decoder = (
+            request,
+            envelope,
+            index,
+            context.token_decoder,
+        )
+        self._stream = ChatCompletionStream(request, index, envelope, context.token_decoder)
 
     def format_choice(self, delta: OutputDeltaLike) -> tuple[Payload, RequestOutputLike]:
-        self.reading.feed(delta)
+        self.parser.feed(delta)
         assert delta.output is not None
-        message = self.reading.message
+        message = self.parser.message
         return format_choice(
-            self.ask, self.index, message, delta.output, self.spelling
+            self.request, self.index, message, delta.output, self.token_decoder
         ), delta.output
 
     def format_response(self, delta: OutputDeltaLike) -> Payload:
-        found, answer = self.format_choice(delta)
-        return self.frame.format_response([found], [answer])
+        found, output = self.format_choice(delta)
+        return self.envelope.format_response([found], [output])
 
     def start_stream(self) -> list[Payload]:
         return [self._stream.open()]
 
     def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
-        found = self._stream.push(self.reading.feed(delta), delta)
+        found = self._stream.push(self.parser.feed(delta), delta)
         if delta.output is not None:
-            calls = len(self.reading.message.tool_calls)
+            calls = len(self.parser.message.tool_calls)
             found.append(self._stream.close(delta.output, calls=calls))
         return found
 
-    def usage_chunks(self, answers: list[RequestOutputLike]) -> list[Payload]:
-        """What a stream ends with if the client wants to know."""
-        return [self.frame.chunk(usage=openai_usage(answers))] if self.ask.shows_usage else []
+    def usage_chunks(self, outputs: list[RequestOutputLike]) -> list[Payload]:
+        """The usage chunk, if the client requested it."""
+        return (
+            [self.envelope.chunk(usage=openai_usage(outputs))] if self.request.include_usage else []
+        )
 
 
 class SingleChoiceFormatter(ChatCompletionFormatter):
-    """The only reply to a request, which therefore ends the stream itself."""
+    """The only choice of a request; it sends the usage chunk itself."""
 
     def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
         found = super().format_delta(delta)
@@ -139,55 +147,55 @@ class SingleChoiceFormatter(ChatCompletionFormatter):
 
 
 class ResponsesFormatter:
-    """OpenAI's Responses."""
+    """OpenAI Responses."""
 
-    def __init__(self, speaker: FormatterContext, ask: ResponsesRequest, prompt: Any) -> None:
-        unique = uuid4().hex  # nobody who was not told it can guess it
-        self.reading = speaker.new_parser(ask, prompt, lambda i: f"call_{unique[:12]}{i}")
-        self._frame = ResponsesEnvelope(
+    def __init__(self, context: FormatterContext, request: ResponsesRequest, prompt: Any) -> None:
+        unique = uuid4().hex  # unguessable: a response id grants access to the stored response
+        self.parser = context.new_parser(request, prompt, lambda i: f"call_{unique[:12]}{i}")
+        self._envelope = ResponsesEnvelope(
             id=f"resp_{unique}",
-            model=ask.model or speaker.name,
+            model=request.model or context.name,
             created=int(time.time()),
-            ask=ask,
-            spelling=speaker.spelling,
+            request=request,
+            token_decoder=context.token_decoder,
         )
-        self._stream = ResponseStream(self._frame)
+        self._stream = ResponseStream(self._envelope)
 
     def format_response(self, delta: OutputDeltaLike) -> Payload:
-        self.reading.feed(delta)
+        self.parser.feed(delta)
         assert delta.output is not None
-        return self._frame.format_response(self.reading.message, delta.output)
+        return self._envelope.format_response(self.parser.message, delta.output)
 
     def start_stream(self) -> list[Payload]:
         return self._stream.open()
 
     def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
-        found = self._stream.push(self.reading.feed(delta), delta)
+        found = self._stream.push(self.parser.feed(delta), delta)
         return found if delta.output is None else [*found, *self._stream.close(delta.output)]
 
 
 class MessagesFormatter:
-    """Anthropic's messages."""
+    """Anthropic Messages."""
 
-    def __init__(self, speaker: FormatterContext, ask: ChatRequest, prompt: Any) -> None:
+    def __init__(self, context: FormatterContext, request: ChatRequest, prompt: Any) -> None:
         unique = uuid4().hex[:24]
-        self.reading = speaker.new_parser(ask, prompt, lambda i: f"toolu_{unique}{i}")
-        self._id, self._model = f"msg_{unique}", ask.model or speaker.name
+        self.parser = context.new_parser(request, prompt, lambda i: f"toolu_{unique}{i}")
+        self._id, self._model = f"msg_{unique}", request.model or context.name
         self._stream = MessageStream(self._id, self._model, len(prompt))
 
     def format_response(self, delta: OutputDeltaLike) -> Payload:
-        self.reading.feed(delta)
+        self.parser.feed(delta)
         assert delta.output is not None
         return anthropic_format.format_message(
-            self._id, self._model, self.reading.message, delta.output
+            self._id, self._model, self.parser.message, delta.output
         )
 
     def start_stream(self) -> list[Payload]:
         return self._stream.open()
 
     def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
-        found = self._stream.push(self.reading.feed(delta))
+        found = self._stream.push(self.parser.feed(delta))
         if delta.output is not None:
-            calls = len(self.reading.message.tool_calls)
+            calls = len(self.parser.message.tool_calls)
             found += self._stream.close(delta.output, calls=calls)
         return found

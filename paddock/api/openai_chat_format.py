@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/chat/completions`: how it answers."""
+"""OpenAI Chat Completions (`/v1/chat/completions`): responses and stream chunks."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from paddock.text import parse_events
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletionEnvelope:
-    """What stands on every payload of one reply."""
+    """The fields that every payload of one response shares."""
 
     id: str
     model: str
@@ -23,14 +23,14 @@ class ChatCompletionEnvelope:
     version: int
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return self._around("chat.completion.chunk", choices) | more
+        return self._wrap("chat.completion.chunk", choices) | more
 
     def format_response(
-        self, choices: Sequence[dict[str, Any]], answers: Sequence[RequestOutputLike]
+        self, choices: Sequence[dict[str, Any]], outputs: Sequence[RequestOutputLike]
     ) -> dict[str, Any]:
-        return self._around("chat.completion", choices) | {"usage": openai_usage(answers)}
+        return self._wrap("chat.completion", choices) | {"usage": openai_usage(outputs)}
 
-    def _around(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def _wrap(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -42,34 +42,34 @@ class ChatCompletionEnvelope:
 
 
 def format_choice(
-    ask: ChatCompletionRequest,
+    request: ChatCompletionRequest,
     index: int,
     message: Message,
-    answer: RequestOutputLike,
-    spelling: TokenDecoder,
+    output: RequestOutputLike,
+    token_decoder: TokenDecoder,
 ) -> dict[str, Any]:
-    """One reply, whole."""
-    done = answer.completion
-    entries = None
-    if ask.top_logprobs is not None:
-        top = answer.top_logprobs if ask.top_logprobs else ()
-        entries = {
-            "content": format_chat_logprobs(spelling, done.token_ids, done.logprobs, top),
+    """One complete choice."""
+    done = output.completion
+    logprobs = None
+    if request.top_logprobs is not None:
+        top = output.top_logprobs if request.top_logprobs else ()
+        logprobs = {
+            "content": format_chat_logprobs(token_decoder, done.token_ids, done.logprobs, top),
             "refusal": None,
         }
     return {
         "index": index,
-        "message": format_message_dict(ask, message),
-        "logprobs": entries,
-        "finish_reason": openai_finish_reason(answer, calls=len(message.tool_calls)),
-        "matched_stop": answer.matched_stop,
+        "message": format_message_dict(request, message),
+        "logprobs": logprobs,
+        "finish_reason": openai_finish_reason(output, calls=len(message.tool_calls)),
+        "matched_stop": output.matched_stop,
     }
 
 
-def format_message_dict(ask: ChatCompletionRequest, message: Message) -> dict[str, Any]:
-    reasoning = message.reasoning if ask.shows_reasoning else None
+def format_message_dict(request: ChatCompletionRequest, message: Message) -> dict[str, Any]:
+    reasoning = message.reasoning if request.include_reasoning else None
     content: str | None = message.content
-    if ask.joins_reasoning and reasoning is not None:
+    if request.inline_reasoning and reasoning is not None:
         content, reasoning = f"<think>{reasoning}</think>{content}", None
     if message.tool_calls and not content:
         content = None
@@ -91,24 +91,24 @@ def format_tool_call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def openai_finish_reason(answer: RequestOutputLike, *, calls: int) -> str:
-    finish = answer.completion.finish
+def openai_finish_reason(output: RequestOutputLike, *, calls: int) -> str:
+    finish = output.completion.finish
     return "tool_calls" if finish == "stop" and calls else finish
 
 
 @dataclass(slots=True)
 class ChatCompletionStream:
-    """One reply, delta by delta. Each token's log-probability is sent exactly once, with the next
-    chunk there is, whatever the text of that chunk is."""
+    """Stream chunks of one choice. Each token's log-probability is sent exactly once, with the next
+    chunk, whatever text that chunk carries."""
 
-    ask: ChatCompletionRequest
+    request: ChatCompletionRequest
     index: int
-    frame: ChatCompletionEnvelope
-    spelling: TokenDecoder
-    calls: int = 0  # started so far; an index is never used twice, even if a call comes to nothing
+    envelope: ChatCompletionEnvelope
+    token_decoder: TokenDecoder
+    calls: int = 0  # started so far; an index is never reused, even if a call is discarded
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
     _ids: list[int] = field(default_factory=list)
-    _thinks: bool = False
+    _in_reasoning: bool = False
 
     def open(self) -> dict[str, Any]:
         return self._chunk({"role": "assistant", "content": ""})
@@ -116,26 +116,34 @@ class ChatCompletionStream:
     def push(
         self, events: Sequence[parse_events.ParseEvent], delta: OutputDeltaLike
     ) -> list[dict[str, Any]]:
-        if self.ask.top_logprobs is not None:
-            top = delta.top_logprobs if self.ask.top_logprobs else ()
+        if self.request.top_logprobs is not None:
+            top = delta.top_logprobs if self.request.top_logprobs else ()
             self._logprobs += format_chat_logprobs(
-                self.spelling, delta.token_ids, delta.logprobs, top
+                self.token_decoder, delta.token_ids, delta.logprobs, top
             )
         self._ids += delta.token_ids
         deltas = [found for event in events for found in self._deltas(event)]
         return [self._chunk(each) for each in deltas]
 
-    def close(self, answer: RequestOutputLike, *, calls: int) -> dict[str, Any]:
-        """The last chunk; `calls` is how many calls the whole reply holds."""
-        last = self._join("</think>") if self._thinks and self.ask.joins_reasoning else {}
-        reason = openai_finish_reason(answer, calls=calls)
-        return self._chunk(last, finish_reason=reason, matched_stop=answer.matched_stop)
+    def close(self, output: RequestOutputLike, *, calls: int) -> dict[str, Any]:
+        """The last chunk; `calls` is the number of tool calls in the whole message."""
+        last = (
+            self._content("</think>")
+            if self._in_reasoning and self.request.inline_reasoning
+            else {}
+        )
+        reason = openai_finish_reason(output, calls=calls)
+        return self._chunk(last, finish_reason=reason, matched_stop=output.matched_stop)
 
     def _deltas(self, event: parse_events.ParseEvent) -> list[dict[str, Any]]:
         if isinstance(event, parse_events.ReasoningDelta):
-            return self._thought(event.text)
-        closing = [self._join("</think>")] if self._thinks and self.ask.joins_reasoning else []
-        self._thinks = False
+            return self._reasoning_deltas(event.text)
+        closing = (
+            [self._content("</think>")]
+            if self._in_reasoning and self.request.inline_reasoning
+            else []
+        )
+        self._in_reasoning = False
         match event:
             case parse_events.ContentDelta(text):
                 return [*closing, {"content": text}]
@@ -147,16 +155,16 @@ class ChatCompletionStream:
                 return [self._call(function={"arguments": text})]
         return closing
 
-    def _thought(self, text: str) -> list[dict[str, Any]]:
-        if not self.ask.shows_reasoning:
+    def _reasoning_deltas(self, text: str) -> list[dict[str, Any]]:
+        if not self.request.include_reasoning:
             return []
-        if not self.ask.joins_reasoning:
+        if not self.request.inline_reasoning:
             return [{"reasoning_content": text, "reasoning": text}]
-        opening = "" if self._thinks else "<think>"
-        self._thinks = True
-        return [self._join(opening + text)]
+        opening = "" if self._in_reasoning else "<think>"
+        self._in_reasoning = True
+        return [self._content(opening + text)]
 
-    def _join(self, text: str) -> dict[str, Any]:
+    def _content(self, text: str) -> dict[str, Any]:
         return {"content": text}
 
     def _call(self, **more: Any) -> dict[str, Any]:
@@ -173,6 +181,6 @@ class ChatCompletionStream:
         if self._logprobs:
             found["logprobs"] = {"content": self._logprobs, "refusal": None}
             self._logprobs = []
-        if self.ask.shows_ids:
+        if self.request.return_token_ids:
             found["token_ids"], self._ids = self._ids, []
-        return self.frame.chunk(found)
+        return self.envelope.chunk(found)

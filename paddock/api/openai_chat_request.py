@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/chat/completions`: what is asked."""
+"""OpenAI Chat Completions (`/v1/chat/completions`): request bodies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from paddock.text import parse_messages
 
 
 class ChatCompletionBody(RoutingFields, SamplingFields):
-    """OpenAI's fields, and those of others that people really send."""
+    """OpenAI's fields and the extensions of vLLM, SGLang, z.ai and OpenRouter in common use."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -52,18 +52,19 @@ class ChatCompletionBody(RoutingFields, SamplingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletionRequest(ChatRequest):
-    shows_usage: bool = False  # at the end of a stream
-    shows_reasoning: bool = True
-    joins_reasoning: bool = False  # shown as part of the content, between <think> and </think>
-    shows_ids: bool = False
-    shows_prompt: bool = False
-    shows_meta: bool = False
+    include_usage: bool = False  # at the end of a stream
+    include_reasoning: bool = True
+    inline_reasoning: bool = False  # as part of the content, between <think> and </think>
+    return_token_ids: bool = False
+    return_prompt_token_ids: bool = False
+    return_meta_info: bool = False
 
 
 def parse_chat_request(
     body: ChatCompletionBody, defaults: SamplingParams, server: thinking_options.ThinkingOptions
 ) -> ChatCompletionRequest:
-    wish = thinking_options.merge_thinking_options(
+    """The request of a chat body. Raises ApiError naming the field at fault."""
+    options = thinking_options.merge_thinking_options(
         thinking_options.from_template_kwargs(body.chat_template_kwargs),
         thinking_options.from_thinking_field(body.thinking),
         thinking_options.from_reasoning_field(body.reasoning),
@@ -82,16 +83,22 @@ def parse_chat_request(
     )
     n = 1 if body.n is None else body.n
     if not 1 <= n <= 128:
-        raise ApiError(f"n: {n} is not in [1, 128]", param="n")
+        raise ApiError(f"n must be in [1, 128], got {n}", param="n")
     if (body.top_logprobs or 0) < 0:
-        raise ApiError(f"top_logprobs: {body.top_logprobs} is negative", param="top_logprobs")
+        raise ApiError(
+            f"top_logprobs must not be negative, got {body.top_logprobs}", param="top_logprobs"
+        )
     if body.top_logprobs and not body.logprobs:
-        raise ApiError("top_logprobs: needs logprobs to be true", param="top_logprobs")
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        raise ApiError("top_logprobs requires logprobs to be true", param="top_logprobs")
+    max_new_tokens = (
+        body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    )
     messages = parse_request_messages(body.messages)
     tools, skipped = parse_function_tools(body.tools)
     tools, must, only = parse_tool_choice(body.tool_choice, tools)
-    hides = body.include_reasoning is False or (body.reasoning or {}).get("exclude") is True
+    hide_reasoning = (
+        body.include_reasoning is False or (body.reasoning or {}).get("exclude") is True
+    )
     return ChatCompletionRequest(
         model=body.model,
         id=body.rid or body.request_id,
@@ -100,16 +107,16 @@ def parse_chat_request(
         skipped_tools=skipped,
         must_call=must,
         only_tool=only,
-        thinking=wish.thinking,
+        thinking=options.thinking,
         sampling=parse_sampling_params(
             body,
-            most=most,
+            max_new_tokens=max_new_tokens,
             defaults=defaults,
             grammar=parse_response_format(body.response_format),
-            thinking_budget=wish.budget,
+            thinking_budget=options.budget,
         ),
         prompt_ids=None if body.input_ids is None else tuple(body.input_ids),
-        continues=_continues(body, messages),
+        continues=_continue_final_message(body, messages),
         stream=bool(body.stream),
         n=n,
         priority=body.priority or 0,
@@ -117,12 +124,12 @@ def parse_chat_request(
         session=body.session_id or body.user,
         replica=body.routed_dp_rank,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        shows_usage=bool((body.stream_options or {}).get("include_usage")),
-        shows_reasoning=not hides,
-        joins_reasoning=body.separate_reasoning is False,
-        shows_ids=bool(body.return_token_ids),
-        shows_prompt=bool(body.return_prompt_token_ids),
-        shows_meta=bool(body.return_meta_info),
+        include_usage=bool((body.stream_options or {}).get("include_usage")),
+        include_reasoning=not hide_reasoning,
+        inline_reasoning=body.separate_reasoning is False,
+        return_token_ids=bool(body.return_token_ids),
+        return_prompt_token_ids=bool(body.return_prompt_token_ids),
+        return_meta_info=bool(body.return_meta_info),
     )
 
 
@@ -132,14 +139,14 @@ def parse_request_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, .
     except text_messages.MessageError as error:
         raise ApiError(str(error), param="messages") from None
     if not found:
-        raise ApiError("messages: there are none", param="messages")
+        raise ApiError("messages must not be empty", param="messages")
     return found
 
 
 def parse_function_tools(
     raw: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
-    """The functions, and the kinds of those tools that are none (web_search and the like)."""
+    """The function tools, and the types of all others (web_search and the like)."""
     functions, skipped = [], []
     for tool in raw or ():
         kind = tool.get("type", "function")
@@ -152,16 +159,16 @@ def parse_function_tools(
     except text_messages.MessageError as error:
         raise ApiError(str(error), param="tools") from None
     names = [tool.name for tool in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ApiError(f"tools: two are called {twice!r:.80}", param="tools")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ApiError(f"tools: duplicate name {duplicate!r:.80}", param="tools")
     return found, tuple(skipped)
 
 
 def parse_tool_choice(
     choice: str | Mapping[str, Any] | None, tools: tuple[ToolSpec, ...]
 ) -> tuple[tuple[ToolSpec, ...], bool, str | None]:
-    """The tools that the model is shown, whether it must call one, and which.
+    """The tools in the prompt, whether a call is required, and the forced tool if any.
 
     >>> look = ToolSpec(name="look", description="", parameters={})
     >>> parse_tool_choice("none", (look,))
@@ -170,7 +177,7 @@ def parse_tool_choice(
     (True, 'look')
     """
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        mode, tools = _allowed(choice, tools)
+        mode, tools = _allowed_tools(choice, tools)
         return parse_tool_choice(mode, tools)
     if choice is None or choice == "auto":
         return tools, False, None
@@ -178,52 +185,52 @@ def parse_tool_choice(
         return (), False, None
     if choice == "required":
         if not tools:
-            raise ApiError("tool_choice: 'required', but there are no tools", param="tool_choice")
+            raise ApiError("tool_choice 'required' needs at least one tool", param="tool_choice")
         return tools, True, None
-    name = _name(choice) if isinstance(choice, Mapping) else None
+    name = _function_name(choice) if isinstance(choice, Mapping) else None
     if name is None:
-        known = "none, auto, required, allowed_tools or the name of a function"
-        raise ApiError(f"tool_choice: {choice!r:.80} is not {known}", param="tool_choice")
+        known = "none, auto, required, allowed_tools or a named function"
+        raise ApiError(f"tool_choice must be {known}, got {choice!r:.80}", param="tool_choice")
     if name not in [tool.name for tool in tools]:
-        raise _no_tool(name)
+        raise _unknown_tool(name)
     return tools, True, name
 
 
-def _allowed(
+def _allowed_tools(
     choice: Mapping[str, Any], tools: tuple[ToolSpec, ...]
 ) -> tuple[str, tuple[ToolSpec, ...]]:
-    """How to choose, and among which of the tools. The chat API has both in an object of their own,
-    the Responses API does not."""
-    said = choice.get("allowed_tools", choice)
+    """Mode and allowed subset of the tools. The chat API nests both in an object, the Responses
+    API does not."""
+    allowed = choice.get("allowed_tools", choice)
     mode, listed = (
-        (said.get(k) for k in ("mode", "tools")) if isinstance(said, Mapping) else ("", 0)
+        (allowed.get(k) for k in ("mode", "tools")) if isinstance(allowed, Mapping) else ("", 0)
     )
     if mode not in ("auto", "required") or not isinstance(listed, list):
         what = "must have a 'mode', auto or required, and a list of 'tools'"
         raise ApiError(f"tool_choice: allowed_tools {what}", param="tool_choice")
-    named = (_name(each) for each in listed if isinstance(each, Mapping))
+    named = (_function_name(each) for each in listed if isinstance(each, Mapping))
     names = {name for name in named if name is not None}
     unknown = names - {tool.name for tool in tools}
     if unknown:
-        raise _no_tool(min(unknown))
+        raise _unknown_tool(min(unknown))
     return mode, tuple(tool for tool in tools if tool.name in names)
 
 
-def _name(choice: Mapping[str, Any]) -> str | None:
+def _function_name(choice: Mapping[str, Any]) -> str | None:
     inner = choice.get("function", choice)
     name = inner.get("name") if isinstance(inner, Mapping) else None
     return name if isinstance(name, str) else None
 
 
-def _no_tool(name: str) -> ApiError:
-    return ApiError(f"tool_choice: there is no tool called {name!r:.80}", param="tool_choice")
+def _unknown_tool(name: str) -> ApiError:
+    return ApiError(f"tool_choice: tool {name!r:.80} not found in tools", param="tool_choice")
 
 
-def _continues(body: ChatCompletionBody, messages: Sequence[Message]) -> bool:
-    wanted = bool(body.continue_final_message) or body.add_generation_prompt is False
-    if wanted and messages[-1].role != "assistant":
+def _continue_final_message(body: ChatCompletionBody, messages: Sequence[Message]) -> bool:
+    requested = bool(body.continue_final_message) or body.add_generation_prompt is False
+    if requested and messages[-1].role != "assistant":
         raise ApiError(
-            "continue_final_message: the last message is no assistant's",
+            "continue_final_message: the last message must come from the assistant",
             param="continue_final_message",
         )
-    return wanted
+    return requested

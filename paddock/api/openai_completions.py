@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/completions`: a prompt as it is, with echo and log-probabilities for scoring."""
+"""OpenAI Completions (`/v1/completions`): raw prompts, with echo and log-probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
 from paddock.records import ApiError, SamplingParams
 from paddock.text import DETOKENIZE_CONTEXT_TOKENS, IncrementalDetokenizer, Tokenizer, parse_events
 
-DEFAULT_MAX_TOKENS = 16  # tokens, where nothing is said
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 
 class CompletionBody(RoutingFields, SamplingFields):
@@ -43,36 +43,38 @@ class CompletionBody(RoutingFields, SamplingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(ApiRequest):
-    """One prompt, answered `n` times."""
+    """One prompt with `n` completions."""
 
     prompt: Prompt
     n: int = 1
     echo: bool = False
-    scores_only: bool = False  # no token of a reply is wanted
+    scores_only: bool = False  # only prompt log-probabilities are requested
     skip_special: bool = True
-    shows_ids: bool = False
-    shows_usage: bool = False  # at the end of a stream
+    return_token_ids: bool = False
+    include_usage: bool = False  # at the end of a stream
 
 
 def parse_completion_requests(
-    body: CompletionBody, defaults: SamplingParams, *, most: int
+    body: CompletionBody, defaults: SamplingParams, *, max_completions: int
 ) -> list[CompletionRequest]:
-    """What is asked, prompt by prompt. More than `most` replies are refused."""
-    length = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    """One request per prompt. Raises ApiError for more than `max_completions` completions."""
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     n = 1 if body.n is None else body.n
     if n < 1 or n > 128:
-        raise ApiError(f"n: {n} is not in [1, 128]", param="n")
+        raise ApiError(f"n must be in [1, 128], got {n}", param="n")
     if body.logprobs is not None and body.logprobs < 0:
-        raise ApiError(f"logprobs: {body.logprobs} is negative", param="logprobs")
+        raise ApiError(f"logprobs must not be negative, got {body.logprobs}", param="logprobs")
     if body.suffix:
-        raise ApiError("suffix: this server cannot fill in the middle", param="suffix")
+        raise ApiError(
+            "suffix is not supported: this model cannot fill in the middle", param="suffix"
+        )
     prompts = _prompts(body.prompt)
-    check_completion_count(n * len(prompts), most)
-    if length == 0 and not body.echo:
-        raise ApiError("max_tokens: 0 makes sense with echo alone", param="max_tokens")
+    check_completion_count(n * len(prompts), max_completions)
+    if max_tokens == 0 and not body.echo:
+        raise ApiError("max_tokens may be 0 only with echo", param="max_tokens")
     sampling = parse_sampling_params(
         body,
-        most=1 if length == 0 else length,
+        max_new_tokens=1 if max_tokens == 0 else max_tokens,
         defaults=defaults,
         grammar=parse_response_format(body.response_format),
     )
@@ -83,7 +85,7 @@ def parse_completion_requests(
             prompt=prompt,
             n=n,
             sampling=sampling,
-            scores_only=length == 0,
+            scores_only=max_tokens == 0,
             stream=bool(body.stream),
             priority=body.priority or 0,
             salt=body.cache_salt or "",
@@ -92,79 +94,81 @@ def parse_completion_requests(
             top_logprobs=body.logprobs,
             echo=bool(body.echo),
             skip_special=body.skip_special_tokens is not False,
-            shows_ids=bool(body.return_token_ids),
-            shows_usage=bool((body.stream_options or {}).get("include_usage")),
+            return_token_ids=bool(body.return_token_ids),
+            include_usage=bool((body.stream_options or {}).get("include_usage")),
         )
         for prompt in prompts
     ]
 
 
-def _prompts(said: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
-    if isinstance(said, str):
-        return [said]
-    if said and isinstance(said[0], int):
-        return [tuple(said)]  # type: ignore[arg-type]
-    return [each if isinstance(each, str) else tuple(each) for each in said]  # type: ignore[arg-type]
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and isinstance(prompt[0], int):
+        return [tuple(prompt)]  # type: ignore[arg-type]
+    return [each if isinstance(each, str) else tuple(each) for each in prompt]  # type: ignore[arg-type]
 
 
-# --- answers --------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionFormatter:
-    """How one prompt is answered."""
+    """Formats the completions of one prompt."""
 
-    ask: CompletionRequest
+    request: CompletionRequest
     prompt: tuple[int, ...]
     tokenizer: Tokenizer
-    spelling: TokenDecoder
+    token_decoder: TokenDecoder
 
-    def format_choice(self, answer: RequestOutputLike, index: int) -> dict[str, Any]:
-        done = answer.completion
-        ids = () if self.ask.scores_only else done.token_ids
+    def format_choice(self, output: RequestOutputLike, index: int) -> dict[str, Any]:
+        done = output.completion
+        ids = () if self.request.scores_only else done.token_ids
         found: dict[str, Any] = {
             "index": index,
-            "text": self._prompt_text() + self._text(ids, answer),
-            "logprobs": self._logprobs(answer, ids) if self.ask.top_logprobs is not None else None,
-            "finish_reason": self.finish_reason(answer),
-            "matched_stop": answer.matched_stop,
+            "text": self._prompt_text() + self._text(ids, output),
+            "logprobs": self._logprobs(output, ids)
+            if self.request.top_logprobs is not None
+            else None,
+            "finish_reason": self.finish_reason(output),
+            "matched_stop": output.matched_stop,
         }
-        if self.ask.shows_ids:
+        if self.request.return_token_ids:
             found |= {"prompt_token_ids": list(self.prompt), "token_ids": list(ids)}
         return found
 
-    def finish_reason(self, answer: RequestOutputLike) -> str:
-        return "length" if self.ask.scores_only else answer.completion.finish
+    def finish_reason(self, output: RequestOutputLike) -> str:
+        return "length" if self.request.scores_only else output.completion.finish
 
     def _prompt_text(self) -> str:
-        if not self.ask.echo:
+        if not self.request.echo:
             return ""
-        if isinstance(self.ask.prompt, str):
-            return self.ask.prompt
+        if isinstance(self.request.prompt, str):
+            return self.request.prompt
         return self.tokenizer.decode(list(self.prompt), skip_special=False)
 
-    def _text(self, ids: Sequence[int], answer: RequestOutputLike) -> str:
-        matched = answer.matched_stop
+    def _text(self, ids: Sequence[int], output: RequestOutputLike) -> str:
+        matched = output.matched_stop
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
-        growing = self.new_detokenizer()
-        text = growing.push_all(ids) + growing.flush()
+        detokenizer = self.new_detokenizer()
+        text = detokenizer.push_all(ids) + detokenizer.flush()
         return truncate_at_stop(text, matched) if isinstance(matched, str) else text
 
     def new_detokenizer(self) -> IncrementalDetokenizer:
-        """The continuation's text: what it adds to the prompt's."""
-        skip = self.ask.skip_special
+        """A detokenizer for the text that follows the prompt."""
+        skip = self.request.skip_special
         return IncrementalDetokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
 
-    def _logprobs(self, answer: RequestOutputLike, ids: Sequence[int]) -> dict[str, Any]:
+    def _logprobs(self, output: RequestOutputLike, ids: Sequence[int]) -> dict[str, Any]:
         all_ids, behind = list(ids), self.prompt
-        logprobs: list[float | None] = list(answer.completion.logprobs[: len(ids)])
-        top: list[TokenLogprobLike | None] = list(answer.top_logprobs[: len(ids)])
-        if self.ask.echo:
+        logprobs: list[float | None] = list(output.completion.logprobs[: len(ids)])
+        top: list[TokenLogprobLike | None] = list(output.top_logprobs[: len(ids)])
+        if self.request.echo:
             all_ids, behind = [*self.prompt, *all_ids], ()
-            logprobs = [*answer.prompt_logprobs, *logprobs]
-            top = [*answer.prompt_top_logprobs, *top]
-        if not self.ask.top_logprobs:  # of the chosen tokens alone
+            logprobs = [*output.prompt_logprobs, *logprobs]
+            top = [*output.prompt_top_logprobs, *top]
+        if not self.request.top_logprobs:  # log-probabilities of the sampled tokens only
             top = []
         return self.format_logprobs(all_ids, logprobs, top, 0, behind)
 
@@ -176,8 +180,8 @@ class CompletionFormatter:
         offset: int,
         behind: Sequence[int],
     ) -> dict[str, Any]:
-        """The four parallel lists; the text begins at character `offset`, its tokens `behind`
-        others."""
+        """The four parallel lists of `logprobs`. The text starts at character `offset`; its tokens
+        follow the tokens `behind`."""
         text = IncrementalDetokenizer(self.tokenizer, behind=behind)
         pieces = [text.push(i) for i in ids]
         offsets, at = [], offset
@@ -187,47 +191,49 @@ class CompletionFormatter:
         tops = top or [None] * len(ids)
         return {
             "tokens": [
-                piece or self.spelling.text(i) for piece, i in zip(pieces, ids, strict=True)
+                piece or self.token_decoder.text(i) for piece, i in zip(pieces, ids, strict=True)
             ],
             "token_logprobs": list(logprobs),
-            "top_logprobs": [self._table(*row) for row in zip(ids, logprobs, tops, strict=True)],
+            "top_logprobs": [
+                self._top_logprobs(*row) for row in zip(ids, logprobs, tops, strict=True)
+            ],
             "text_offset": offsets,
         }
 
-    def _table(
-        self, token_id: int, logprob: float | None, likely: TokenLogprobLike | None
+    def _top_logprobs(
+        self, token_id: int, logprob: float | None, candidates: TokenLogprobLike | None
     ) -> dict[str, float] | None:
-        """The likeliest tokens, and always the one that stands here."""
+        """The top tokens and always the actual one."""
         if logprob is None:
             return None
         pairs = {token_id: logprob}
-        if likely is not None:
-            pairs |= dict(zip(likely.token_ids, likely.logprobs, strict=True))
-        return dict(zip(self.spelling.unique_texts(pairs), pairs.values(), strict=True))
+        if candidates is not None:
+            pairs |= dict(zip(candidates.token_ids, candidates.logprobs, strict=True))
+        return dict(zip(self.token_decoder.unique_texts(pairs), pairs.values(), strict=True))
 
 
 class CompletionStream:
-    """One choice, delta by delta."""
+    """Stream chunks of one choice."""
 
-    def __init__(self, form: CompletionFormatter, index: int) -> None:
-        self._form, self._index, self._at = form, index, 0
-        self._text, self._said = (
-            form.new_detokenizer(),
-            list(form.prompt[-DETOKENIZE_CONTEXT_TOKENS:]),
+    def __init__(self, formatter: CompletionFormatter, index: int) -> None:
+        self._formatter, self._index, self._offset = formatter, index, 0
+        self._text, self._sent = (
+            formatter.new_detokenizer(),
+            list(formatter.prompt[-DETOKENIZE_CONTEXT_TOKENS:]),
         )
-        self._held = HeldBackText(form.ask.sampling.stop)
-        self._before = form._prompt_text()
+        self._held_back = HeldBackText(formatter.request.sampling.stop)
+        self._prefix = formatter._prompt_text()
 
     def push(self, delta: OutputDeltaLike) -> dict[str, Any]:
         """The next choice object."""
-        form, answer = self._form, delta.output
-        ids = () if form.ask.scores_only else delta.token_ids
+        formatter, output = self._formatter, delta.output
+        ids = () if formatter.request.scores_only else delta.token_ids
         pieces = [parse_events.ContentDelta(self._text.push(i)) for i in ids]
-        if answer is None:
-            events = self._held.feed(pieces)
+        if output is None:
+            events = self._held_back.feed(pieces)
         else:
-            matched = answer.matched_stop if isinstance(answer.matched_stop, str) else None
-            events = self._held.finish(
+            matched = output.matched_stop if isinstance(output.matched_stop, str) else None
+            events = self._held_back.finish(
                 [*pieces, parse_events.ContentDelta(self._text.flush())], matched
             )
         new = "".join(
@@ -235,19 +241,19 @@ class CompletionStream:
         )
         choice: dict[str, Any] = {
             "index": self._index,
-            "text": self._before + new,
+            "text": self._prefix + new,
             "logprobs": None,
-            "finish_reason": None if answer is None else form.finish_reason(answer),
+            "finish_reason": None if output is None else formatter.finish_reason(output),
         }
-        if answer is not None:
-            choice["matched_stop"] = answer.matched_stop
-        if form.ask.top_logprobs is not None:
-            at = self._at + len(self._before)
+        if output is not None:
+            choice["matched_stop"] = output.matched_stop
+        if formatter.request.top_logprobs is not None:
+            at = self._offset + len(self._prefix)
             scores = delta.logprobs[: len(ids)], delta.top_logprobs[: len(ids)]
-            choice["logprobs"] = form.format_logprobs(ids, *scores, at, self._said)
-        if form.ask.shows_ids:
+            choice["logprobs"] = formatter.format_logprobs(ids, *scores, at, self._sent)
+        if formatter.request.return_token_ids:
             choice["token_ids"] = list(ids)
-        self._at += len(choice["text"])
-        self._said = [*self._said, *ids][-DETOKENIZE_CONTEXT_TOKENS:]
-        self._before = ""
+        self._offset += len(choice["text"])
+        self._sent = [*self._sent, *ids][-DETOKENIZE_CONTEXT_TOKENS:]
+        self._prefix = ""
         return choice

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`: what is asked, of a conversation sent whole or kept by the server."""
+"""OpenAI Responses (`/v1/responses`): request bodies, stateless or with a stored conversation."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from paddock.api.sampling_fields import (
 )
 from paddock.records import ApiError, Message, SamplingParams, json_codec
 
-MAX_ECHO_BYTES = 1 << 20  # bytes of a field that a response repeats
+MAX_ECHO_BYTES = 1 << 20  # of a request field that the response repeats
 
 
 class ResponsesBody(RequestBody):
@@ -51,21 +51,23 @@ class ResponsesBody(RequestBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviousResponse:
-    """What a server keeps of a response for the one that goes on from it."""
+    """What a server stores of a response for `previous_response_id`."""
 
-    messages: tuple[Message, ...]  # up to and with its reply, but for the instructions
-    session: str  # the responses of one conversation share it
+    messages: tuple[Message, ...]  # including the response, without the instructions
+    session: str  # shared by all responses of one conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(ChatRequest):
-    echoed: Mapping[str, Any] = field(default_factory=dict)  # what the reply repeats of the request
-    instructions: int = 0  # of the messages; they hold for this response only
-    store: bool = False  # whether it may be gone on from
+    echoed: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # request fields that the response repeats
+    instructions: int = 0  # number of leading messages that hold for this response only
+    store: bool = False  # whether the response is stored
 
     @property
     def stored_messages(self) -> tuple[Message, ...]:
-        """The messages that a later response goes on from, with the reply to come."""
+        """The messages to store together with the response."""
         return self.messages[self.instructions :]
 
 
@@ -75,42 +77,49 @@ def parse_responses_request(
     server: thinking_options.ThinkingOptions,
     *,
     previous: PreviousResponse | None = None,
-    keeps: bool = False,
+    store_enabled: bool = False,
 ) -> ResponsesRequest:
-    """`previous` is what `previous_response_id` names; `keeps` says whether the server keeps
-    responses."""
+    """The request of a Responses body. Raises ApiError naming the field at fault.
+
+    `previous` is the stored response that `previous_response_id` names; `store_enabled` tells
+    whether the server stores responses.
+    """
     if body.previous_response_id is not None and previous is None:
-        what = "this server keeps no responses; send the conversation whole"
+        what = "this server stores no responses; send the whole conversation"
         raise ApiError(f"previous_response_id: {what}", param="previous_response_id")
     if body.conversation is not None:
-        what = "this server keeps no conversations; send it whole or use previous_response_id"
+        what = "this server stores no conversations; send all items or use previous_response_id"
         raise ApiError(f"conversation: {what}", param="conversation")
     if body.prompt is not None:
-        raise ApiError("prompt: this server keeps no prompts; send its text", param="prompt")
+        raise ApiError(
+            "prompt: this server stores no prompts; send the text as input", param="prompt"
+        )
     if body.background:
-        raise ApiError("background: this server answers at once only", param="background")
+        raise ApiError("background responses are not supported", param="background")
     messages, instructions = (
         parse_request_messages(list(_messages(body))),
         int(bool(body.instructions)),
     )
     if previous is not None:
         messages = (*messages[:instructions], *previous.messages, *messages[instructions:])
-    store = keeps and body.store is not False
-    _refuse_long_echo(body)
-    wish = thinking_options.merge_thinking_options(
+    store = store_enabled and body.store is not False
+    _check_echoed_size(body)
+    options = thinking_options.merge_thinking_options(
         thinking_options.from_template_kwargs(body.chat_template_kwargs),
         thinking_options.from_reasoning_field(body.reasoning),
         server,
     )
-    found, skipped = parse_function_tools(body.tools)
+    all_tools, skipped = parse_function_tools(body.tools)
     choice = body.tool_choice
-    ours = ("function", "allowed_tools", None)
-    if isinstance(choice, Mapping) and choice.get("type") not in ours:
-        choice = "auto"  # of a tool that we skip
-    tools, must, only = parse_tool_choice(choice, found)
+    supported = ("function", "allowed_tools", None)
+    if isinstance(choice, Mapping) and choice.get("type") not in supported:
+        choice = "auto"  # a forced tool that this server skips
+    tools, must, only = parse_tool_choice(choice, all_tools)
     temperature = defaults.temperature if body.temperature is None else body.temperature
     top_p = defaults.top_p if body.top_p is None else body.top_p
-    shows = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
+    with_logprobs = "message.output_text.logprobs" in (body.include or ()) or bool(
+        body.top_logprobs
+    )
     return ResponsesRequest(
         model=body.model,
         messages=messages,
@@ -120,19 +129,19 @@ def parse_responses_request(
         skipped_tools=skipped,
         must_call=must,
         only_tool=only,
-        thinking=wish.thinking,
+        thinking=options.thinking,
         sampling=make_sampling_params(
             OPENAI_FIELD_NAMES | {"max_new_tokens": "max_output_tokens"},
             max_new_tokens=body.max_output_tokens,
             temperature=float(temperature),
             top_p=float(top_p),
             top_k=defaults.top_k,
-            thinking_budget=wish.budget,
-            grammar=parse_response_format(_format(body.text), where="text.format"),
+            thinking_budget=options.budget,
+            grammar=parse_response_format(_response_format(body.text), path="text.format"),
         ),
         stream=bool(body.stream),
         session=body.prompt_cache_key or body.user or (previous.session if previous else None),
-        top_logprobs=max(0, body.top_logprobs or 0) if shows else None,
+        top_logprobs=max(0, body.top_logprobs or 0) if with_logprobs else None,
         echoed={
             "previous_response_id": body.previous_response_id,
             "store": store,
@@ -150,60 +159,62 @@ def parse_responses_request(
     )
 
 
-def _refuse_long_echo(body: ResponsesBody) -> None:
-    """A response repeats these, in a stream three times. The bounds of metadata are OpenAI's."""
+def _check_echoed_size(body: ResponsesBody) -> None:
+    """A response repeats these fields, a stream three times. Metadata limits are OpenAI's."""
     metadata = body.metadata or {}
     if len(metadata) > 16 or any(
         len(key) > 64 or not isinstance(value, str) or len(value) > 512
         for key, value in metadata.items()
     ):
-        what = "must be at most 16 texts of 512 characters, with keys of 64"
+        what = "must have at most 16 strings of 512 characters, with keys of 64"
         raise ApiError(f"metadata: {what}", param="metadata")
     for name in ("tools", "tool_choice", "text", "reasoning"):
         length = len(json_codec.json_bytes(getattr(body, name)))
         if length > MAX_ECHO_BYTES:
-            raise ApiError(f"{name}: {length} bytes, more than {MAX_ECHO_BYTES}", param=name)
+            raise ApiError(
+                f"{name}: {length} bytes, at most {MAX_ECHO_BYTES} are allowed", param=name
+            )
 
 
-def _format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    form = (text or {}).get("format")
-    if form is not None and not isinstance(form, Mapping):
-        raise ApiError("text.format: not an object", param="text")
-    return form
+def _response_format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    response_format = (text or {}).get("format")
+    if response_format is not None and not isinstance(response_format, Mapping):
+        raise ApiError("text.format must be an object", param="text")
+    return response_format
 
 
 # --- conversations --------------------------------------------------------------------------------
 
 
 def _messages(body: ResponsesBody) -> Iterator[dict[str, Any]]:
-    """The items in the shape of the chat API: thoughts, words and calls that follow each other are
-    one reply."""
+    """The input items as chat messages. Consecutive reasoning, text and function calls form one
+    assistant message."""
     if body.instructions:
         yield {"role": "system", "content": body.instructions}
     if isinstance(body.input, str):
         yield {"role": "user", "content": body.input}
         return
-    reply: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     for i, item in enumerate(body.input):
-        part = _part(item, f"input[{i}]")
+        part = _message_part(item, f"input[{i}]")
         if part is None:
             continue
         if part["role"] != "assistant":
-            if reply:
-                yield reply
-            reply = {}
+            if message:
+                yield message
+            message = {}
             yield part
-        elif _follows(reply, part):
-            reply = _joined(reply, part)
+        elif _follows(message, part):
+            message = _merged(message, part)
         else:
-            yield reply
-            reply = part
-    if reply:
-        yield reply
+            yield message
+            message = part
+    if message:
+        yield message
 
 
-def _part(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """An item as a message; None if there is nothing in it for this model."""
+def _message_part(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+    """An item as a partial message; None if this model cannot read it."""
     match item.get("type", "message"):
         case "message":
             return {"role": item.get("role"), "content": _content(item.get("content"), path)}
@@ -222,42 +233,43 @@ def _part(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
             text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
         case "item_reference":
-            raise ApiError(f"{path}: items cannot be referred to; send the item", param="input")
-    return None  # calls of tools that other servers run, and their results
+            raise ApiError(f"{path}: item_reference is not supported; send the item", param="input")
+    return None  # calls of server tools and their results
 
 
 def _parts(parts: object, path: str) -> Sequence[Mapping[str, Any]]:
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
-        raise ApiError(f"{path}.content: neither text nor parts", param="input")
+        raise ApiError(f"{path}.content must be a string or a list of parts", param="input")
     return parts
 
 
 def _content(content: object, path: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    found = []
+    texts = []
     for j, part in enumerate(_parts(content, path)):
         kind = part.get("type")
         if kind == "refusal":
             continue
         text = part.get("text")
         if kind not in ("input_text", "output_text", "text") or not isinstance(text, str):
-            raise ApiError(f"{path}.content[{j}]: no text but {kind!r:.80}", param="input")
-        found.append(text)
-    return "".join(found)
+            raise ApiError(f"{path}.content[{j}] must be text, got {kind!r:.80}", param="input")
+        texts.append(text)
+    return "".join(texts)
 
 
-def _follows(reply: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
-    """Whether `part` goes on with the reply. Thoughts begin another, so do words after calls."""
-    if not reply:
+def _follows(message: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Whether `part` continues the assistant message. Reasoning after content or calls starts a new
+    one, and so does content after calls."""
+    if not message:
         return True
     if "reasoning_content" in part:
-        return "content" not in reply and "tool_calls" not in reply
-    return "content" not in part or "tool_calls" not in reply
+        return "content" not in message and "tool_calls" not in message
+    return "content" not in part or "tool_calls" not in message
 
 
-def _joined(reply: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(reply)
+def _merged(message: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(message)
     for key, value in part.items():
-        found[key] = found[key] + value if key in found and key != "role" else value
-    return found
+        merged[key] = merged[key] + value if key in merged and key != "role" else value
+    return merged

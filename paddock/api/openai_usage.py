@@ -1,4 +1,4 @@
-"""Tokens counted as OpenAI counts them."""
+"""Token usage as OpenAI counts it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +7,19 @@ from paddock.api.delta_parser import RequestOutputLike
 
 
 def openai_usage(
-    answers: Sequence[RequestOutputLike], *, prompts: int = 1, scores_only: bool = False
+    outputs: Sequence[RequestOutputLike], *, prompts: int = 1, scores_only: bool = False
 ) -> dict[str, Any]:
-    """Of answers to `prompts` prompts, as many to each: a prompt answered twice counts once. Where
-    only the prompt's scores were wanted, nothing was written."""
-    each = max(1, len(answers) // prompts)
-    prompt = sum(answer.prompt_tokens for answer in answers[::each])
-    written = 0 if scores_only else sum(len(a.completion.token_ids) for a in answers)
+    """Usage of `outputs`, the same number for each of `prompts` prompts. A prompt with several
+    completions counts once; with `scores_only` there are no completion tokens."""
+    per_prompt = max(1, len(outputs) // prompts)
+    prompt = sum(output.prompt_tokens for output in outputs[::per_prompt])
+    completion = 0 if scores_only else sum(len(a.completion.token_ids) for a in outputs)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": sum(a.cached_tokens for a in answers[::each])},
-        "completion_tokens_details": {"reasoning_tokens": sum(a.reasoning_tokens for a in answers)},
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(a.cached_tokens for a in outputs[::per_prompt])
+        },
+        "completion_tokens_details": {"reasoning_tokens": sum(a.reasoning_tokens for a in outputs)},
     }

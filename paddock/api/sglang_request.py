@@ -1,4 +1,4 @@
-"""SGLang's `/generate`: tokens in, tokens out."""
+"""SGLang `/generate`: request bodies."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from paddock.api.sampling_fields import (
 )
 from paddock.records import ApiError, Grammar, SamplingParams
 
-DEFAULT_MAX_NEW_TOKENS = 128  # tokens, where nothing is said
+DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's default
 SHARED_FIELDS = (
     "temperature", "top_p", "min_p", "min_new_tokens", "ignore_eos",
     "repetition_penalty", "frequency_penalty", "presence_penalty",
@@ -26,7 +26,7 @@ GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class GenerateBody(RequestBody):
-    """Exactly one of `text` and `input_ids`. Lists of prompts are answered by lists."""
+    """Exactly one of `text` and `input_ids`. A list of prompts gives a list of responses."""
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
@@ -55,7 +55,7 @@ class GenerateBody(RequestBody):
     model: str | None = None
 
 
-SGLANG_FIELD_NAMES = {  # of a Sampling's fields, as SGLang's clients call them
+SGLANG_FIELD_NAMES = {  # SamplingParams field -> SGLang's name
     "seed": "sampling_seed",
     "thinking_budget": "max_thinking_tokens",
 }
@@ -87,26 +87,28 @@ class SGLangSamplingBody(RequestBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest(ApiRequest):
-    """One prompt, answered `n` times."""
+    """One prompt with `n` completions."""
 
     prompt: Prompt
     n: int = 1
-    scores_only: bool = False  # no token of a reply is wanted
-    prompt_logprobs_from: int | None = None
-    ask_ids: tuple[int, ...] = ()
-    shows_text: bool = False  # in log-probabilities
+    scores_only: bool = False  # only prompt log-probabilities are requested
+    prompt_logprobs_start: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    return_text_in_logprobs: bool = False
     skip_special: bool = True
-    trims_stop: bool = True
-    experts_from: int | None = None  # None: not wanted
-    indexer: bool = False
-    shows_prompt: bool = False
+    trim_stop: bool = True
+    routed_experts_start: int | None = None  # None: not requested
+    return_indexer_topk: bool = False
+    return_prompt_token_ids: bool = False
 
 
-def parse_generate_requests(body: GenerateBody, *, most: int) -> tuple[list[GenerateRequest], bool]:
-    """What is asked, prompt by prompt, and whether the answer is a list whatever its length. More
-    than `most` replies are refused."""
+def parse_generate_requests(
+    body: GenerateBody, *, max_completions: int
+) -> tuple[list[GenerateRequest], bool]:
+    """One request per prompt, and whether the response is a list. Raises ApiError for more than
+    `max_completions` completions."""
     prompts, many = _prompts(body)
-    check_completion_count(len(prompts), most)
+    check_completion_count(len(prompts), max_completions)
     params = body.sampling_params
     each = params if isinstance(params, list) else [params or {}] * len(prompts)
     rids: Sequence[str | None] = body.rid if isinstance(body.rid, list) else [body.rid]
@@ -119,18 +121,18 @@ def parse_generate_requests(body: GenerateBody, *, most: int) -> tuple[list[Gene
         rids = [None] * len(prompts)
     for name in ("return_hidden_states", "return_sampling_mask"):
         if getattr(body, name):
-            raise ApiError(f"{name}: this server cannot", param=name)
+            raise ApiError(f"{name} is not supported", param=name)
     found = [
-        _generate(body, prompt, parse_body(SGLangSamplingBody, said), rid)
-        for prompt, said, rid in zip(prompts, each, rids, strict=True)
+        _generate(body, prompt, parse_body(SGLangSamplingBody, each_params), rid)
+        for prompt, each_params, rid in zip(prompts, each, rids, strict=True)
     ]
-    check_completion_count(sum(ask.n for ask in found), most)
+    check_completion_count(sum(request.n for request in found), max_completions)
     return found, many
 
 
 def _prompts(body: GenerateBody) -> tuple[list[Prompt], bool]:
     if (body.text is None) == (body.input_ids is None):
-        raise ApiError("exactly one of 'text' and 'input_ids' is needed", param="input_ids")
+        raise ApiError("exactly one of 'text' and 'input_ids' is required", param="input_ids")
     if body.text is not None:
         many = isinstance(body.text, list)
         return (list(body.text) if isinstance(body.text, list) else [body.text]), many
@@ -143,21 +145,23 @@ def _prompts(body: GenerateBody) -> tuple[list[Prompt], bool]:
 def _generate(
     body: GenerateBody, prompt: Prompt, params: SGLangSamplingBody, rid: str | None
 ) -> GenerateRequest:
-    most = DEFAULT_MAX_NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    max_new_tokens = (
+        DEFAULT_MAX_NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens
+    )
     n = 1 if params.n is None else params.n
     if n < 1:
-        raise ApiError(f"n: {n} is less than 1", param="n")
+        raise ApiError(f"n must be at least 1, got {n}", param="n")
     check_id_count(body.token_ids_logprob or (), "token_ids_logprob")
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
-    scored = start if body.return_logprob and start >= 0 else None
+    logprob_start = start if body.return_logprob and start >= 0 else None
     rank = body.data_parallel_rank if body.routed_dp_rank is None else body.routed_dp_rank
     experts = max(0, body.routed_experts_start_len or 0) if body.return_routed_experts else None
     return GenerateRequest(
         model=body.model,
         id=rid,
         prompt=prompt,
-        sampling=parse_sglang_sampling_params(params, most, body.max_thinking_tokens),
-        scores_only=most == 0,
+        sampling=parse_sglang_sampling_params(params, max_new_tokens, body.max_thinking_tokens),
+        scores_only=max_new_tokens == 0,
         stream=bool(body.stream),
         n=n,
         priority=body.priority or 0,
@@ -165,30 +169,30 @@ def _generate(
         session=body.routing_key or body.session_id,
         replica=rank,
         top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else None,
-        prompt_logprobs_from=scored,
-        ask_ids=tuple(body.token_ids_logprob or ()) if body.return_logprob else (),
-        shows_text=bool(body.return_text_in_logprobs),
+        prompt_logprobs_start=logprob_start,
+        logprob_token_ids=tuple(body.token_ids_logprob or ()) if body.return_logprob else (),
+        return_text_in_logprobs=bool(body.return_text_in_logprobs),
         skip_special=params.skip_special_tokens is not False,
-        trims_stop=not params.no_stop_trim,
-        experts_from=experts,
-        indexer=bool(body.return_indexer_topk),
-        shows_prompt=bool(body.return_prompt_token_ids),
+        trim_stop=not params.no_stop_trim,
+        routed_experts_start=experts,
+        return_indexer_topk=bool(body.return_indexer_topk),
+        return_prompt_token_ids=bool(body.return_prompt_token_ids),
     )
 
 
 def parse_sglang_sampling_params(
-    params: SGLangSamplingBody, most: int, thinking_budget: int | None
+    params: SGLangSamplingBody, max_new_tokens: int, thinking_budget: int | None
 ) -> SamplingParams:
-    said = {kind: getattr(params, kind) for kind in GRAMMAR_FIELDS if getattr(params, kind)}
-    if len(said) > 1:
-        raise ApiError(f"{' and '.join(said)}: only one of them can be followed")
-    grammar = next((_grammar(kind, value) for kind, value in said.items()), None)
-    plain = {  # whose names and meanings are ours
+    grammars = {kind: getattr(params, kind) for kind in GRAMMAR_FIELDS if getattr(params, kind)}
+    if len(grammars) > 1:
+        raise ApiError(f"{' and '.join(grammars)}: only one grammar may be given")
+    grammar = next((_grammar(kind, value) for kind, value in grammars.items()), None)
+    shared = {  # the same name and meaning in SamplingParams
         name: getattr(params, name) for name in SHARED_FIELDS if getattr(params, name) is not None
     }
     return make_sampling_params(
         SGLANG_FIELD_NAMES,
-        max_new_tokens=max(1, most) if most >= 0 else most,
+        max_new_tokens=max(1, max_new_tokens) if max_new_tokens >= 0 else max_new_tokens,
         top_k=params.top_k if params.top_k is not None and params.top_k > 0 else None,
         stop_token_ids=tuple(params.stop_token_ids or ()),
         stop=parse_stop(params.stop),
@@ -196,7 +200,7 @@ def parse_sglang_sampling_params(
         seed=normalize_seed(params.sampling_seed),
         thinking_budget=thinking_budget,
         grammar=grammar,
-        **plain,
+        **shared,
     )
 
 

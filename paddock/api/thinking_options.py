@@ -1,6 +1,6 @@
-"""The ways in which clients ask for thinking, as one.
+"""The fields with which clients control thinking, merged into ThinkingOptions.
 
-Explicit `chat_template_kwargs` win over the fields of an API, these over the server's defaults.
+Precedence: explicit `chat_template_kwargs`, then the fields of the API, then the server's defaults.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from paddock.text import DEFAULT_THINKING, ThinkingKwargs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingOptions:
-    """Thinking as asked for, and how many tokens of it at most."""
+    """Template arguments about thinking, and the thinking budget in tokens."""
 
     thinking: ThinkingKwargs = DEFAULT_THINKING
     budget: int | None = None
 
     def with_fallback(self, other: "ThinkingOptions") -> "ThinkingOptions":
-        """What this says, and where it says nothing what `other` does."""
+        """These options; unset ones are taken from `other`."""
         if NO_THINKING_OPTIONS in (self, other):
             return other if self == NO_THINKING_OPTIONS else self
         mine = self.thinking.as_kwargs
@@ -33,16 +33,16 @@ NO_THINKING_OPTIONS = ThinkingOptions()
 
 
 def from_template_kwargs(kwargs: Mapping[str, Any] | None) -> ThinkingOptions:
-    """`chat_template_kwargs`; words that are not about thinking are passed over.
+    """`chat_template_kwargs`; keys that are not about thinking are ignored.
 
     >>> from_template_kwargs({"thinking": False}).thinking.as_kwargs
     {'enable_thinking': False}
     """
     kwargs = kwargs or {}
     enable = kwargs.get("enable_thinking", kwargs.get("thinking"))
-    where = "chat_template_kwargs"
-    return _wish(
-        where,
+    path = "chat_template_kwargs"
+    return _make_options(
+        path,
         enable_thinking=enable,
         clear_thinking=kwargs.get("clear_thinking"),
         reasoning_effort=kwargs.get("reasoning_effort"),
@@ -50,71 +50,75 @@ def from_template_kwargs(kwargs: Mapping[str, Any] | None) -> ThinkingOptions:
 
 
 def from_thinking_field(
-    said: Mapping[str, Any] | None, *, where: str = "thinking"
+    field: Mapping[str, Any] | None, *, path: str = "thinking"
 ) -> ThinkingOptions:
-    """`{"type": "enabled" | "disabled" | "adaptive", ...}`, of z.ai and Anthropic.
+    """`{"type": "enabled" | "disabled" | "adaptive", ...}`, as in z.ai and Anthropic.
 
     >>> from_thinking_field({"type": "enabled", "budget_tokens": 2000}).budget
     2000
     """
-    if said is None:
+    if field is None:
         return NO_THINKING_OPTIONS
-    kind = said.get("type")
+    kind = field.get("type")
     kinds = {"enabled": True, "disabled": False, "adaptive": None, "auto": None, None: None}
     if not (kind is None or isinstance(kind, str)) or kind not in kinds:
         raise ApiError(
-            f"{where}.type: {kind!r} is none of enabled, disabled, adaptive", param=where
+            f"{path}.type must be one of enabled, disabled, adaptive, got {kind!r}", param=path
         )
-    wish = _wish(where, enable_thinking=kinds[kind], clear_thinking=said.get("clear_thinking"))
+    options = _make_options(
+        path, enable_thinking=kinds[kind], clear_thinking=field.get("clear_thinking")
+    )
     return ThinkingOptions(
-        thinking=wish.thinking, budget=parse_thinking_budget(said.get("budget_tokens"), where)
+        thinking=options.thinking, budget=parse_thinking_budget(field.get("budget_tokens"), path)
     )
 
 
-def from_reasoning_field(said: Mapping[str, Any] | None) -> ThinkingOptions:
-    """`reasoning: {"enabled", "effort", "max_tokens"}`, of OpenRouter and the Responses API."""
-    if said is None:
+def from_reasoning_field(field: Mapping[str, Any] | None) -> ThinkingOptions:
+    """`reasoning: {"enabled", "effort", "max_tokens"}`, as in OpenRouter and OpenAI Responses."""
+    if field is None:
         return NO_THINKING_OPTIONS
-    wish = _wish("reasoning", enable_thinking=said.get("enabled"))
-    most = parse_thinking_budget(said.get("max_tokens"), "reasoning.max_tokens")
-    return ThinkingOptions(thinking=wish.thinking, budget=most).with_fallback(
-        from_effort(said.get("effort"), "reasoning.effort")
+    options = _make_options("reasoning", enable_thinking=field.get("enabled"))
+    budget = parse_thinking_budget(field.get("max_tokens"), "reasoning.max_tokens")
+    return ThinkingOptions(thinking=options.thinking, budget=budget).with_fallback(
+        from_effort(field.get("effort"), "reasoning.effort")
     )
 
 
-def from_effort(effort: object, where: str = "reasoning_effort") -> ThinkingOptions:
-    """An effort; "none" turns thinking off.
+def from_effort(effort: object, path: str = "reasoning_effort") -> ThinkingOptions:
+    """A reasoning effort; "none" turns thinking off.
 
     >>> from_effort("none").thinking.as_kwargs, from_effort("high").thinking.as_kwargs
     ({'enable_thinking': False}, {'reasoning_effort': 'high'})
     """
     if effort is not None and not isinstance(effort, str):
-        raise ApiError(f"{where}: {effort!r:.80} is no text", param=where.split(".")[0])
+        raise ApiError(f"{path} must be a string, got {effort!r:.80}", param=path.split(".")[0])
     if effort == "none":
-        return _wish(where, enable_thinking=False)
-    return _wish(where, reasoning_effort=effort)
+        return _make_options(path, enable_thinking=False)
+    return _make_options(path, reasoning_effort=effort)
 
 
-def parse_thinking_budget(said: object, where: str) -> int | None:
-    if said is None:
+def parse_thinking_budget(value: object, path: str) -> int | None:
+    if value is None:
         return None
-    if type(said) is not int or said < 0:
-        raise ApiError(f"{where}: {said!r:.80} is no number of tokens", param=where.split(".")[0])
-    return said
+    if type(value) is not int or value < 0:
+        raise ApiError(
+            f"{path} must be a number of tokens, got {value!r:.80}", param=path.split(".")[0]
+        )
+    return value
 
 
-def merge_thinking_options(*wishes: ThinkingOptions) -> ThinkingOptions:
-    """The earlier, the stronger."""
+def merge_thinking_options(*choices: ThinkingOptions) -> ThinkingOptions:
+    """Earlier options take precedence over later ones."""
     found = NO_THINKING_OPTIONS
-    for wish in wishes:
-        found = found.with_fallback(wish)
+    for options in choices:
+        found = found.with_fallback(options)
     return found
 
 
-def _wish(where: str, **said: Any) -> ThinkingOptions:
+def _make_options(path: str, **values: Any) -> ThinkingOptions:
     kinds = {"enable_thinking": bool, "clear_thinking": bool, "reasoning_effort": str}
-    for name, value in said.items():
+    for name, value in values.items():
         if value is not None and type(value) is not kinds[name]:
-            message = f"{where}.{name}: {value!r:.80} is not {kinds[name].__name__}"
-            raise ApiError(message, param=where.split(".")[0])
-    return ThinkingOptions(thinking=ThinkingKwargs(**said))
+            message = f"{path}.{name} must be {kinds[name].__name__}, got {value!r:.80}"
+            raise ApiError(message, param=path.split(".")[0])
+    return ThinkingOptions(thinking=ThinkingKwargs(**values))

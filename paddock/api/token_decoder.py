@@ -1,4 +1,4 @@
-"""Single tokens as clients are shown them, beside the text that they are part of."""
+"""The text and bytes of single tokens, for log-probabilities."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenLogprobLike(Protocol):
-    """Some tokens at one place, with their log-probabilities."""
+    """Tokens at one position with their log-probabilities."""
 
     @property
     def token_ids(self) -> Sequence[int]: ...
@@ -20,39 +20,36 @@ class TokenLogprobLike(Protocol):
 
 
 class TokenDecoder:
-    """How a tokenizer spells its tokens, one by one. A token that is half a character has bytes,
-    and U+FFFD for text."""
+    """Decodes single tokens. A token that is part of a character has bytes, and U+FFFD as text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[int, tuple[str, tuple[int, ...] | None]] = {}
+        self._cache: dict[int, tuple[str, tuple[int, ...] | None]] = {}
 
     def text(self, token_id: int) -> str:
-        return self._of(token_id)[0]
+        return self._decode(token_id)[0]
 
     def bytes(self, token_id: int) -> tuple[int, ...] | None:
-        """None if it is half a character and nobody knows which half."""
-        return self._of(token_id)[1]
+        """The UTF-8 bytes; None for part of a character whose bytes are not known."""
+        return self._decode(token_id)[1]
 
     def unique_texts(self, token_ids: Iterable[int]) -> list[str]:
-        """Their texts; of those that look alike all but the first are named by their id.
-
-        Keys of one JSON object must differ."""
+        """The token texts, as keys of one JSON object: duplicates become `token_id:N`."""
         found: dict[str, None] = {}
         for token_id in token_ids:
             text = self.text(token_id)
             found[f"token_id:{token_id}" if text in found else text] = None
         return list(found)
 
-    def _of(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
-        known = self._known.get(token_id)
-        if known is None:
+    def _decode(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
+        cached = self._cache.get(token_id)
+        if cached is None:
             text = self.tokenizer.decode([token_id])
-            data = tuple(text.encode()) if "\ufffd" not in text else self._raw(token_id)
-            known = self._known[token_id] = (text, data)
-        return known
+            data = tuple(text.encode()) if "\ufffd" not in text else self._raw_bytes(token_id)
+            cached = self._cache[token_id] = (text, data)
+        return cached
 
-    def _raw(self, token_id: int) -> tuple[int, ...] | None:
+    def _raw_bytes(self, token_id: int) -> tuple[int, ...] | None:
         token = self.tokenizer.id_to_token(token_id) or ""
         single = _BYTE.fullmatch(token)
         if single:
@@ -65,8 +62,8 @@ class TokenDecoder:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """The letter that byte-level tokenizers write for each byte: itself where it can be seen, the
-    rest, in order, from U+0100 on.
+    """The byte of each letter in a byte-level vocabulary: printable bytes stand for themselves, the
+    others follow in order from U+0100 on.
 
     >>> _byte_letters()["A"], _byte_letters()["\u0120"]
     (65, 32)
@@ -79,21 +76,21 @@ def _byte_letters() -> dict[str, int]:
 
 
 def format_chat_logprobs(
-    spelling: TokenDecoder,
+    token_decoder: TokenDecoder,
     token_ids: Sequence[int],
     logprobs: Sequence[float],
     top: Sequence[TokenLogprobLike],
 ) -> list[dict[str, Any]]:
-    """Entries of `logprobs.content`, one a token; `top` may be empty."""
+    """Entries of `logprobs.content`, one per token; `top` may be empty."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        data = spelling.bytes(token_id)
+        data = token_decoder.bytes(token_id)
         shown = None if data is None else list(data)
-        return {"token": spelling.text(token_id), "logprob": logprob, "bytes": shown}
+        return {"token": token_decoder.text(token_id), "logprob": logprob, "bytes": shown}
 
     found = []
     for i, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
-        likely = top[i] if top else None
-        pairs = zip(likely.token_ids, likely.logprobs, strict=True) if likely else ()
+        candidates = top[i] if top else None
+        pairs = zip(candidates.token_ids, candidates.logprobs, strict=True) if candidates else ()
         found.append(entry(token_id, logprob) | {"top_logprobs": [entry(*p) for p in pairs]})
     return found

@@ -1,4 +1,4 @@
-"""The tokenizer's own endpoints, which spare clients a tokenizer of theirs."""
+"""/tokenize, /detokenize, /apply-template and /tokenizer_info."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from paddock.text import TOKENIZER_CONFIG_FILE, Tokenizer
 
 
 class TokenizeBody(RequestBody):
-    """Either `prompt` (a text, or several) or `messages`."""
+    """Either `prompt` (one string or several) or `messages`."""
 
     prompt: str | list[str] | None = None
     messages: list[dict[str, Any]] | None = None
@@ -42,10 +42,10 @@ class ApplyTemplateBody(RequestBody):
 def parse_template_request(
     body: TokenizeBody | ApplyTemplateBody, server: thinking_options.ThinkingOptions
 ) -> ChatRequest:
-    """The conversation to be rendered."""
+    """The conversation to render."""
     if body.messages is None:
-        raise ApiError("either 'prompt' or 'messages' is needed", param="prompt")
-    wish = thinking_options.merge_thinking_options(
+        raise ApiError("either 'prompt' or 'messages' is required", param="prompt")
+    options = thinking_options.merge_thinking_options(
         thinking_options.from_template_kwargs(body.chat_template_kwargs), server
     )
     tools, skipped = parse_function_tools(body.tools)
@@ -53,20 +53,22 @@ def parse_template_request(
         messages=parse_request_messages(body.messages),
         tools=tools,
         skipped_tools=skipped,
-        thinking=wish.thinking,
+        thinking=options.thinking,
         continues=body.add_generation_prompt is False,
         sampling=SamplingParams(),
     )
 
 
 def tokenizer_info(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
-    """What tokenizer_config.json says, with the three tokens that clients look for as text."""
+    """tokenizer_config.json with eos, bos and pad token as strings."""
     config: dict[str, Any] = json.loads(tokenizer.files[TOKENIZER_CONFIG_FILE])
-    named = {name: _spelled(config.get(name)) for name in ("eos_token", "bos_token", "pad_token")}
+    named = {
+        name: _token_text(config.get(name)) for name in ("eos_token", "bos_token", "pad_token")
+    }
     config.pop("added_tokens_decoder", None)
     return config | named | {"chat_template": template, "vocab_size": tokenizer.vocab_size}
 
 
-def _spelled(token: object) -> str | None:
-    said = token.get("content") if isinstance(token, dict) else token
-    return said if isinstance(said, str) else None
+def _token_text(token: object) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""vLLM's `/inference/v1/generate`: the same as SGLang's, in other words."""
+"""vLLM `/inference/v1/generate`: token ids in, token ids out."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from paddock.records import ApiError, SamplingParams
 
 
 class VLLMGenerateBody(SamplingFields):
-    """`sampling_params` holds the knobs, `max_tokens`, `n`, `logprobs` and `prompt_logprobs`."""
+    """`sampling_params` is a VLLMSamplingBody."""
 
     token_ids: list[int]
     sampling_params: dict[str, Any] | None = None
@@ -44,15 +44,17 @@ def parse_vllm_generate_request(
     params = parse_body(VLLMSamplingBody, body.sampling_params or {})
     n = 1 if params.n is None else params.n
     if not 1 <= n <= 1024:
-        raise ApiError(f"n: {n} is not in [1, 1024]", param="sampling_params")
+        raise ApiError(f"n must be in [1, 1024], got {n}", param="sampling_params")
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) < 0:
-            raise ApiError(f"{name}: {getattr(params, name)} is negative", param="sampling_params")
+            raise ApiError(
+                f"{name} must not be negative, got {getattr(params, name)}", param="sampling_params"
+            )
     return VLLMGenerateRequest(
         model=body.model,
         id=body.request_id,
         prompt=tuple(body.token_ids),
-        sampling=parse_sampling_params(params, most=params.max_tokens, defaults=defaults),
+        sampling=parse_sampling_params(params, max_new_tokens=params.max_tokens, defaults=defaults),
         stream=bool(body.stream),
         priority=body.priority or 0,
         salt=body.cache_salt or "",
@@ -63,23 +65,28 @@ def parse_vllm_generate_request(
 
 
 def format_vllm_generate_response(
-    ask: VLLMGenerateRequest, answers: list[RequestOutputLike], *, id: str, model: str, created: int
+    request: VLLMGenerateRequest,
+    outputs: list[RequestOutputLike],
+    *,
+    id: str,
+    model: str,
+    created: int,
 ) -> dict[str, Any]:
     return {
         "request_id": id,
         "model": model,
         "created": created,
-        "choices": [_choice(ask, i, answer) for i, answer in enumerate(answers)],
-        "usage": openai_usage(answers),
-        "prompt_logprobs": _prompt_logprobs(ask, answers[0]),
+        "choices": [_choice(request, i, output) for i, output in enumerate(outputs)],
+        "usage": openai_usage(outputs),
+        "prompt_logprobs": _prompt_logprobs(request, outputs[0]),
     }
 
 
 def format_vllm_generate_chunk(
-    ask: VLLMGenerateRequest, index: int, delta: OutputDeltaLike
+    request: VLLMGenerateRequest, index: int, delta: OutputDeltaLike
 ) -> dict[str, Any]:
-    """One payload of a stream."""
-    entries = _entries(ask, delta.token_ids, delta.logprobs, delta.top_logprobs)
+    """One stream payload."""
+    entries = _entries(request, delta.token_ids, delta.logprobs, delta.top_logprobs)
     finish = delta.output.completion.finish if delta.output is not None else None
     choice = {
         "index": index,
@@ -90,30 +97,32 @@ def format_vllm_generate_chunk(
     return {"choices": [choice], "usage": openai_usage([delta.output]) if delta.output else None}
 
 
-def _choice(ask: VLLMGenerateRequest, index: int, answer: RequestOutputLike) -> dict[str, Any]:
-    done = answer.completion
+def _choice(request: VLLMGenerateRequest, index: int, output: RequestOutputLike) -> dict[str, Any]:
+    done = output.completion
     return {
         "index": index,
         "token_ids": list(done.token_ids),
         "finish_reason": done.finish,
-        "stop_reason": answer.matched_stop,
-        "logprobs": _entries(ask, done.token_ids, done.logprobs, answer.top_logprobs),
+        "stop_reason": output.matched_stop,
+        "logprobs": _entries(request, done.token_ids, done.logprobs, output.top_logprobs),
         "weight_version": done.versions[-1].version if done.versions else None,
         "routed_experts": None,
         "sampling_mask": None,
     }
 
 
-def _entries(ask: VLLMGenerateRequest, ids: Any, logprobs: Any, top: Any) -> dict[str, Any] | None:
-    if ask.top_logprobs is None:
+def _entries(
+    request: VLLMGenerateRequest, ids: Any, logprobs: Any, top: Any
+) -> dict[str, Any] | None:
+    if request.top_logprobs is None:
         return None
     content = []
     for i, (token_id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-        likely: TokenLogprobLike | None = top[i] if top and ask.top_logprobs else None
-        pairs = zip(likely.token_ids, likely.logprobs, strict=True) if likely else ()
+        candidates: TokenLogprobLike | None = top[i] if top and request.top_logprobs else None
+        pairs = zip(candidates.token_ids, candidates.logprobs, strict=True) if candidates else ()
         entry = _entry(token_id, logprob)
-        shown = [_entry(*pair) for pair in pairs][: ask.top_logprobs]
-        content.append(entry | {"top_logprobs": shown})
+        top_entries = [_entry(*pair) for pair in pairs][: request.top_logprobs]
+        content.append(entry | {"top_logprobs": top_entries})
     return {"content": content}
 
 
@@ -122,18 +131,18 @@ def _entry(token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _prompt_logprobs(
-    ask: VLLMGenerateRequest, answer: RequestOutputLike
+    request: VLLMGenerateRequest, output: RequestOutputLike
 ) -> list[dict[str, Any] | None] | None:
-    """For each token of the prompt, it and the likeliest with their log-probabilities."""
-    if ask.prompt_logprobs is None:
+    """For each prompt token, its log-probability and those of the top tokens."""
+    if request.prompt_logprobs is None:
         return None
     found: list[dict[str, Any] | None] = []
-    tops = answer.prompt_top_logprobs if ask.prompt_logprobs else [None] * len(ask.prompt)
-    for token_id, logprob, top in zip(ask.prompt, answer.prompt_logprobs, tops, strict=True):
+    tops = output.prompt_top_logprobs if request.prompt_logprobs else [None] * len(request.prompt)
+    for token_id, logprob, top in zip(request.prompt, output.prompt_logprobs, tops, strict=True):
         if logprob is None:
             found.append(None)
             continue
-        likely = list(zip(top.token_ids, top.logprobs, strict=True)) if top else []
-        pairs = {token_id: logprob} | dict(likely[: ask.prompt_logprobs])
+        candidates = list(zip(top.token_ids, top.logprobs, strict=True)) if top else []
+        pairs = {token_id: logprob} | dict(candidates[: request.prompt_logprobs])
         found.append({str(i): {"logprob": x} for i, x in pairs.items()})
     return found

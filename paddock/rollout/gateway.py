@@ -232,7 +232,7 @@ class _Gateway:
         most = own.sampling_params.max_new_tokens if body.max_tokens is None else body.max_tokens
         sampling = parse_sampling_params(
             body,
-            most=most,
+            max_new_tokens=most,
             defaults=own.sampling_params,
             grammar=own.sampling_params.grammar,
             thinking_budget=own.sampling_params.thinking_budget,

@@ -210,7 +210,7 @@ class TurnInProgress:
             ) as every:
                 async for payload in every:
                     yield payload
-            self._record(self.formatter.reading.streamed_message)
+            self._record(self.formatter.parser.streamed_message)
         finally:
             self.session.running -= 1
             if self._delivery is not None:
@@ -219,7 +219,7 @@ class TurnInProgress:
     def commit(self) -> None:
         """Record the turn: the client has received it."""
         assert self.formatter is not None
-        self._record(self.formatter.reading.message)
+        self._record(self.formatter.parser.message)
 
     def _record(self, heard: Message) -> None:
         assert self.output is not None

@@ -1,15 +1,16 @@
-"""The engine's HTTP doors: every dialect that clients, routers and trainers speak.
+"""HTTP server of the inference engine: OpenAI, Anthropic, SGLang and vLLM APIs.
 
-app.py       the application: every door, and the guard before them
-doors/       one file a dialect
-auth.py      who may come in
-chat_service.py  conversations become prompts, prompts requests, requests answers
-response_store.py  responses that the next one may go on from
-metrics.py   numbers for Prometheus
+app.py       FastAPI application: all routes behind the auth middleware
+auth.py      authentication middleware: API keys, cross-site requests
+chat_service.py  prompt rendering, request building and generation
+generation.py  engine requests of one API request in flight
+load_balancer.py  engine replicas with session affinity
+metrics.py   Prometheus metrics
 page/        the chat page
-load_balancer.py  several engines behind one door, and who answers which session
-settings.py  how a server presents itself, and its keys
-weight_updater.py  what the control routes need of whoever changes weights
+response_store.py  responses stored for previous_response_id
+routes/      one file per API
+settings.py  server settings and API keys
+weight_updater.py  protocol of weight updaters
 """
 
 from paddock.serve.app import build_app

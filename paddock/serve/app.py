@@ -1,4 +1,4 @@
-"""The application: every door, and the guard before them."""
+"""FastAPI application of the inference server: all routes behind the auth middleware."""
 
 from collections.abc import Sequence
 
@@ -37,50 +37,55 @@ def build_app(
     keys: ApiKeys | None = None,
     weights: Sequence[WeightUpdater] = (),
 ) -> FastAPI:
-    """The HTTP face of engines that hold the same weights.
+    """The HTTP application for engines that hold the same weights.
 
-    Without a renderer, conversations are refused. `weights` change the weights of the engines, one
-    each; without them the routes that do so are there, but say that they cannot.
+    Without a renderer, chat requests are rejected. `weights` are the weight updaters, one per
+    engine; without them the weight update routes report an error.
     """
     if not engines:
         raise ConfigError("a server needs at least one engine")
     if weights and len(weights) != len(engines):
-        raise ConfigError(f"{len(weights)} ways to change the weights of {len(engines)} engines")
+        raise ConfigError(
+            f"expected one weight updater per engine, got {len(weights)} for {len(engines)} engines"
+        )
     app = FastAPI(title="Paddock", version=__version__, docs_url=None, redoc_url=None)
-    hall = ChatService(engines, tokenizer, renderer, settings)
-    app.state.hall = hall
-    doors = JsonRouter(app, protocol_for_path, settings.max_body_bytes, engine_error_to_api_error)
-    for door in (
-        SGLangRoutes(hall),
-        VLLMGenerateRoutes(hall),
-        OpenAIRoutes(hall),
-        ResponsesRoutes(hall),
-        AnthropicRoutes(hall),
-        TokenizerRoutes(hall),
-        InfoRoutes(hall),
-        AdminRoutes(hall, weights),
+    service = ChatService(engines, tokenizer, renderer, settings)
+    app.state.service = service
+    router = JsonRouter(app, protocol_for_path, settings.max_body_bytes, engine_error_to_api_error)
+    for routes in (
+        SGLangRoutes(service),
+        VLLMGenerateRoutes(service),
+        OpenAIRoutes(service),
+        ResponsesRoutes(service),
+        AnthropicRoutes(service),
+        TokenizerRoutes(service),
+        InfoRoutes(service),
+        AdminRoutes(service, weights),
     ):
-        door.register(doors)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(Exception, _failed)
+        routes.register(router)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(Exception, _handle_exception)
     app.add_middleware(AuthMiddleware, keys=keys or ApiKeys(), settings=settings)  # type: ignore[arg-type]
     return app
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """What the routing refuses: no such path, no such method."""
+async def _handle_http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, in the error shape of the path's API."""
     assert isinstance(error, HTTPException)
-    path = request.scope["path"]  # `url` raises where the Host header is no host
-    what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
-    message = what.get(error.status_code, str(error.detail))
-    found = error_response(
+    path = request.scope["path"]  # `request.url` raises if the Host header is invalid
+    messages = {
+        404: f"route {path} not found",
+        405: f"method {request.method} not allowed at {path}",
+    }
+    message = messages.get(error.status_code, str(error.detail))
+    response = error_response(
         protocol_for_path(path), ApiError(message[:300], status=error.status_code)
     )
-    found.headers.update(error.headers or {})
-    return found
+    response.headers.update(error.headers or {})
+    return response
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _handle_exception(request: Request, error: Exception) -> Response:
     return error_response(
         protocol_for_path(request.scope["path"]), engine_error_to_api_error(error)
     )

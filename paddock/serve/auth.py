@@ -1,4 +1,4 @@
-"""Who may come in: keys, and pages of other sites."""
+"""Authentication middleware: API keys, cross-site requests, DNS rebinding."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -9,12 +9,12 @@ from paddock.records import ApiError
 from paddock.serve.routes.admin import ADMIN_PATHS
 from paddock.serve.settings import ApiKeys, ServeSettings
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ping"})  # they tell nothing and cost nothing
+PUBLIC_PATHS = frozenset({"/", "/health", "/ping"})  # they reveal nothing and cost nothing
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class AuthMiddleware:
-    """Stands before every route."""
+    """Checks every HTTP request before it reaches a route."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, settings: ServeSettings) -> None:
         self.app, self.keys, self.settings = app, keys, settings
@@ -30,34 +30,33 @@ class AuthMiddleware:
             await error_response(protocol_for_path(scope["path"]), error)(scope, receive, send)
 
     def find_error(self, method: str, path: str, headers: Headers) -> ApiError | None:
-        """Why a request may not pass, if it may not."""
+        """The error for a request that is not allowed, or None."""
         if path in PUBLIC_PATHS and method in SAFE_METHODS:
             return None
-        control = path.rstrip("/") in ADMIN_PATHS
-        # Control routes change things whatever the method: SGLang's clients flush with a GET.
-        if (control or method not in SAFE_METHODS) and is_cross_site(headers):
-            return ApiError("requests from pages of other sites are refused", status=403)
+        admin = path.rstrip("/") in ADMIN_PATHS
+        # Admin routes have side effects whatever the method: SGLang clients flush with GET.
+        if (admin or method not in SAFE_METHODS) and is_cross_site(headers):
+            return ApiError("cross-site requests are not allowed", status=403)
         if self._is_rebound(headers):
             return ApiError(
                 f"the Host header must name this machine by address, as localhost or by a name "
                 f"given with --allowed-host, got {headers.get('host', '')!r:.80}",
                 status=403,
             )
-        if control and self.settings.is_public and self.keys.admin is None:
+        if admin and self.settings.is_public and self.keys.admin is None:
             return ApiError(
-                f"{path} is closed: on a public address control routes need an admin key",
+                f"{path} is disabled: admin routes on a public address require an admin key "
+                "(--admin-key)",
                 status=403,
             )
-        if not self.keys.allows(api_key_from_headers(headers), control=control):
-            kind = "admin " if control and self.keys.admin else ""
-            return ApiError(
-                f"the {kind}key is missing or wrong", status=401, code="invalid_api_key"
-            )
+        if not self.keys.allows(api_key_from_headers(headers), admin_route=admin):
+            kind = "admin " if admin and self.keys.admin else ""
+            return ApiError(f"missing or invalid {kind}API key", status=401, code="invalid_api_key")
         return None
 
     def _is_rebound(self, headers: Headers) -> bool:
-        """Whether a page may have pointed its own name here (DNS rebinding). No page knows a key,
-        and a public address is reached by names that we cannot know."""
+        """Whether the Host header may belong to a DNS rebinding attack. A required API key already
+        stops it, and a public address has names that are not known here."""
         settings = self.settings
         if settings.is_public or self.keys.api is not None:
             return False

@@ -1,4 +1,4 @@
-"""How a server presents itself, decided before it starts."""
+"""Settings and API keys of the inference server."""
 
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -11,25 +11,25 @@ from paddock.config import BaseSettings, ConfigError
 
 class ServeSettings(BaseSettings):
     host: str = "127.0.0.1"
-    allowed_hosts: tuple[str, ...] = ()  # names it is reached by, behind a proxy say
-    served_model_name: str = "paddock"
-    served_model_aliases: tuple[
+    allowed_hosts: tuple[
         str, ...
-    ] = ()  # other names under which clients may ask for the model
+    ] = ()  # host names that clients may use, for example behind a proxy
+    served_model_name: str = "paddock"
+    served_model_aliases: tuple[str, ...] = ()  # other accepted model names
     model_path: str = ""
     metrics_prefix: str = "sglang:"
-    incremental_streaming_output: bool = False  # /generate streams what is new, not all so far
-    max_body_bytes: PositiveInt = 32 << 20  # longer requests are refused
-    max_weights_body_bytes: PositiveInt = 8 << 30  # but for weights
-    clear_thinking: bool = False  # where a request says nothing; True breaks the prefix cache
-    enable_thinking: bool = True  # likewise
-    temperature: float = 1.0  # of chats that bring none, and so on
+    incremental_streaming_output: bool = False  # /generate streams deltas, not the text so far
+    max_body_bytes: PositiveInt = 32 << 20  # longer bodies are rejected
+    max_weights_body_bytes: PositiveInt = 8 << 30  # of weight updates
+    clear_thinking: bool = False  # default of requests; True defeats the prefix cache
+    enable_thinking: bool = True  # default of requests
+    temperature: float = 1.0  # sampling defaults of chat requests
     top_p: float = 1.0
     top_k: PositiveInt | None = None
-    max_stored_responses: NonNegativeInt = 1000  # for previous_response_id; 0: none
+    max_stored_responses: NonNegativeInt = 1000  # for previous_response_id; 0 stores none
     stored_responses_ttl_s: PositiveFloat = 3600.0
     max_stored_responses_bytes: PositiveInt = 256 << 20
-    health_timeout_s: PositiveFloat = 20.0  # how long one token may take before health is doubted
+    health_timeout_s: PositiveFloat = 20.0  # /health_generate fails after this time
 
     @property
     def served_model_names(self) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class ServeSettings(BaseSettings):
 
     @property
     def is_public(self) -> bool:
-        """Whether others than this machine can reach it."""
+        """Whether the server is reachable from other machines."""
         if self.host == "localhost":
             return False
         try:
@@ -48,8 +48,8 @@ class ServeSettings(BaseSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKeys:
-    """What callers must show. `admin` opens everything, `api` all but control routes unless there
-    is no admin key."""
+    """API keys that clients must send. `admin` grants everything; `api` grants all but the admin
+    routes, and these too if there is no admin key."""
 
     api: str | None = None
     admin: str | None = None
@@ -57,22 +57,22 @@ class ApiKeys:
     def __post_init__(self) -> None:
         for name in ("api", "admin"):
             if getattr(self, name) == "":
-                raise ConfigError(f"the {name} key is empty")
+                raise ConfigError(f"the {name} key must not be empty")
 
-    def allows(self, shown: str | None, *, control: bool) -> bool:
-        """Compared in constant time.
+    def allows(self, key: str | None, *, admin_route: bool) -> bool:
+        """Whether `key` grants access, compared in constant time.
 
         >>> keys = ApiKeys(api="a", admin="b")
-        >>> keys.allows("a", control=False), keys.allows("a", control=True)
+        >>> keys.allows("a", admin_route=False), keys.allows("a", admin_route=True)
         (True, False)
-        >>> keys.allows("b", control=True), ApiKeys().allows(None, control=True)
+        >>> keys.allows("b", admin_route=True), ApiKeys().allows(None, admin_route=True)
         (True, True)
         """
-        needed = [self.admin or self.api] if control else [self.api, self.admin]
-        known = [key for key in needed if key is not None]
-        if self.api is None and not control:
+        candidates = [self.admin or self.api] if admin_route else [self.api, self.admin]
+        accepted = [key for key in candidates if key is not None]
+        if self.api is None and not admin_route:
             return True
-        if not known:
+        if not accepted:
             return True
-        given = (shown or "").encode()
-        return any(compare_digest(given, key.encode()) for key in known)
+        sent = (key or "").encode()
+        return any(compare_digest(sent, key.encode()) for key in accepted)

@@ -1,4 +1,4 @@
-"""What the control routes need of whoever changes an engine's weights."""
+"""Protocol of the weight updaters that the admin routes call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from paddock.engine import PauseMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdateGroup:
-    """A torch.distributed group in which a trainer sends: where it meets, and who we are in it."""
+    """A torch.distributed process group in which a trainer broadcasts weights."""
 
     name: str
     address: str
@@ -21,7 +21,7 @@ class WeightUpdateGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor that is about to be sent, by its released name."""
+    """A tensor to be received, by its checkpoint name."""
 
     name: str
     dtype: str
@@ -29,13 +29,13 @@ class TensorSpec:
 
 
 class WeightUpdater(Protocol):
-    """New weights for one engine. Each blocks until done, returns how many requests were running,
-    and raises a ValueError that says what is wrong with what came."""
+    """Updates the weights of one engine. Updates block until done and return the number of requests
+    that were running. Invalid input raises ValueError."""
 
     def update_from_disk(self, folder: str, *, version: int, mode: PauseMode) -> int: ...
 
-    def update_from_tensor(self, parcels: Sequence[bytes], *, version: int, mode: PauseMode) -> int:
-        """Safetensors files in memory, each with some of the tensors or all."""
+    def update_from_tensor(self, files: Sequence[bytes], *, version: int, mode: PauseMode) -> int:
+        """Load safetensors files held in memory, each with some or all of the tensors."""
 
     def init_group(self, group: WeightUpdateGroup) -> None: ...
 
@@ -46,7 +46,7 @@ class WeightUpdater(Protocol):
     def destroy_group(self, name: str) -> None: ...
 
     def checksums(self) -> Mapping[str, str]:
-        """Of every tensor, by released name."""
+        """The checksum of every tensor, by checkpoint name."""
 
-    def get_weights_by_name(self, name: str, most: int) -> Any:
-        """The first `most` numbers of a tensor."""
+    def get_weights_by_name(self, name: str, count: int) -> Any:
+        """The first `count` values of a tensor."""

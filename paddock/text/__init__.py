@@ -1,20 +1,20 @@
-"""Text as the model sees it.
+"""Tokenizers, chat templates, and parsing of completions.
 
-prefix_check.py  whether a template goes on from what it said before
-tool_arguments.py  arguments of calls: JSON that may be broken, text that a schema gives a type
-tool_call_grammar.py  a grammar for exactly one tool call
-parse_events.py  what is heard of a reply while it is read
-chat_template_renderer.py  conversations in tokens, by the chat template of a model's own folder
+chat_template.py  chat templates through Jinja2, and thinking arguments
+chat_template_renderer.py  renderer for any Hugging Face chat template
+completion_parser.py  completion tokens into reasoning, content and tool calls
 gguf.py         the tokenizer inside a GGUF file
-glm_renderer.py  conversations in tokens, by GLM-5's chat template
 glm5.jinja      GLM-5's chat template, in four versions
-messages.py     conversations and tools from outside, as records
-completion_parser.py  a reply in tokens, into reasoning, content and calls
+glm_renderer.py  renderer for GLM-5's chat template
+messages.py     OpenAI-style messages and tools into records
+parse_events.py  events and result of the completion parser
+prefix_check.py  whether a chat template preserves the prefix of a session
+renderer.py     rendered tokens with source and loss mask, and the renderer protocol
 renderer_factory.py  the renderer for a tokenizer
-renderer.py     tokens that know where they come from, and what every renderer can do
-special_tokens.py  the tokens that text cannot spell
-chat_template.py  chat templates through Jinja2; what is said about thinking
-tokenizer.py    text into token ids and back; training a tokenizer
+special_tokens.py  GLM-5's special tokens
+tokenizer.py    tokenizer, incremental detokenizer, and BPE training
+tool_arguments.py  tool-call arguments: lenient JSON, and types from a JSON schema
+tool_call_grammar.py  grammar that allows exactly one tool call
 """
 
 from paddock.text import messages, parse_events

@@ -1,8 +1,7 @@
-"""Chat templates, through Jinja2 as transformers runs it: GLM-5's own, and whatever lies in a
-model's folder.
+"""Chat templates, rendered through Jinja2 as transformers does, and thinking arguments.
 
-The Jinja text is the definition of what a conversation looks like. `glm5.jinja` holds GLM-5's, in
-four versions; `chat_template` gives one of them whole, to be laid beside released weights.
+`glm5.jinja` holds GLM-5's template in four versions; `glm_chat_template_source` returns one of them
+as the `chat_template.jinja` of a released checkpoint.
 """
 
 import json
@@ -29,16 +28,16 @@ GLM_VERSIONS: tuple[GlmVersion, ...] = get_args(GlmVersion)
 
 
 class ChatTemplateError(ValueError):
-    """A chat template that is missing, is no template, or cannot render a conversation."""
+    """A chat template is missing, invalid, or cannot render a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingKwargs:
-    """What a request says about thinking, in the words of `chat_template_kwargs`. None: nothing.
+    """The `chat_template_kwargs` about thinking; None means unset.
 
-    GLM-5's default is interleaved: thoughts are shown back to the model until the next user
-    message comes. With `clear_thinking=False` they are preserved for good. `enable_thinking=False`
-    turns thinking off for the next reply and leaves the past alone.
+    GLM-5's default is interleaved thinking: reasoning stays in the prompt until the next user
+    message. `clear_thinking=False` preserves it. `enable_thinking=False` turns thinking off for the
+    next reply and does not change earlier turns.
 
     >>> ThinkingKwargs(enable_thinking=False).as_kwargs
     {'enable_thinking': False}
@@ -50,7 +49,7 @@ class ThinkingKwargs:
 
     @property
     def as_kwargs(self) -> dict[str, Any]:
-        """What was said, as a template is told."""
+        """The fields that are set."""
         pairs = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: value for name, value in pairs if value is not None}
 
@@ -60,13 +59,13 @@ DEFAULT_THINKING = ThinkingKwargs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlmTemplateVariant:
-    """How a version of GLM-5's template differs from the others, as glm5.jinja says it."""
+    """How a version of GLM-5's template differs from the others; mirrors glm5.jinja."""
 
-    efforts: tuple[str, ...] = ()  # the levels it knows; any other is the last; () no effort line
+    efforts: tuple[str, ...] = ()  # known levels; others map to the last; () means no effort line
     always_thinks: bool = False  # enable_thinking is ignored
-    clears: bool = True  # what clear_thinking is if nothing is said
-    opens: bool = False  # <think> stands before every reply; thoughts are shown as they are
-    opens_newest: bool = False  # so it does before replies after the last user message
+    clears: bool = True  # default of clear_thinking
+    opens: bool = False  # <think> precedes every reply; reasoning is not stripped
+    opens_newest: bool = False  # <think> precedes replies after the last user message
     wraps_tools: bool = False  # in {"type": "function", "function": ...}
     sorts_results: bool = False  # of parallel calls, into the order of the calls
 
@@ -74,15 +73,15 @@ class GlmTemplateVariant:
         return self.always_thinks or thinking.enable_thinking is not False
 
     def clears_reasoning(self, thinking: ThinkingKwargs) -> bool:
-        """Whether thoughts from before the last user message are left out."""
+        """Whether reasoning before the last user message is dropped."""
         return self.clears if thinking.clear_thinking is None else thinking.clear_thinking
 
     def reasoning_effort(self, thinking: ThinkingKwargs) -> str | None:
-        """The level that the effort line names, if there is one."""
+        """The level in the effort line, or None without such a line."""
         if not self.efforts or not self.is_thinking_enabled(thinking):
             return None
-        said = thinking.reasoning_effort
-        return said if said in self.efforts else self.efforts[-1]
+        kwargs = thinking.reasoning_effort
+        return kwargs if kwargs in self.efforts else self.efforts[-1]
 
 
 GLM_TEMPLATE_VARIANTS: dict[GlmVersion, GlmTemplateVariant] = {
@@ -100,23 +99,26 @@ GLM_TEMPLATE_VARIANTS: dict[GlmVersion, GlmTemplateVariant] = {
 
 
 def ignored_thinking_kwargs(version: GlmVersion, thinking: ThinkingKwargs) -> dict[str, str]:
-    """What of `thinking` GLM-5's template passes over, each with the reason, so that whoever
-    takes requests can warn.
+    """The fields of `thinking` that GLM-5's template ignores, each with the reason for a warning.
 
     >>> ignored_thinking_kwargs("5.2", ThinkingKwargs(enable_thinking=True, reasoning_effort="low"))
-    {'reasoning_effort': "GLM-5.2 knows high and max: 'low' means max"}
+    {'reasoning_effort': "GLM-5.2 supports high and max: 'low' means max"}
     """
-    rules, said = GLM_TEMPLATE_VARIANTS[version], thinking.as_kwargs
+    variant, kwargs = GLM_TEMPLATE_VARIANTS[version], thinking.as_kwargs
     found: dict[str, str] = {}
-    if rules.always_thinks and said.get("enable_thinking") is False:
+    if variant.always_thinks and kwargs.get("enable_thinking") is False:
         found["enable_thinking"] = f"GLM-{version} always thinks"
-    if "reasoning_effort" in said and rules.reasoning_effort(thinking) is None:
-        why = "has no levels of effort" if not rules.efforts else "has none with thinking off"
+    if "reasoning_effort" in kwargs and variant.reasoning_effort(thinking) is None:
+        why = (
+            "has no reasoning effort"
+            if not variant.efforts
+            else "has no reasoning effort with thinking off"
+        )
         found["reasoning_effort"] = f"GLM-{version} {why}"
-    elif "reasoning_effort" in said and said["reasoning_effort"] not in rules.efforts:
-        known = ", ".join(rules.efforts[:-1]) + f" and {rules.efforts[-1]}"
-        asked = f"{said['reasoning_effort']!r} means {rules.efforts[-1]}"
-        found["reasoning_effort"] = f"GLM-{version} knows {known}: {asked}"
+    elif "reasoning_effort" in kwargs and kwargs["reasoning_effort"] not in variant.efforts:
+        known = ", ".join(variant.efforts[:-1]) + f" and {variant.efforts[-1]}"
+        fallback = f"{kwargs['reasoning_effort']!r} means {variant.efforts[-1]}"
+        found["reasoning_effort"] = f"GLM-{version} supports {known}: {fallback}"
     return found
 
 
@@ -124,11 +126,11 @@ def ignored_thinking_kwargs(version: GlmVersion, thinking: ThinkingKwargs) -> di
 
 
 class ChatTemplate:
-    """A chat template as its model's folder has it.
+    """A chat template from a checkpoint.
 
-    The variables are those of transformers' `apply_chat_template`, but no clock (`strftime_now`):
-    a prompt that changes with the day cannot be extended. Templates that want a date without it
-    being given say so in their error.
+    The variables are those of transformers' `apply_chat_template` except the clock
+    (`strftime_now`): a prompt that changes with the date cannot be extended. Templates that need
+    the date fail with an error that names it.
     """
 
     def __init__(
@@ -139,28 +141,30 @@ class ChatTemplate:
         with_tools: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
-        """`with_tools` is a second source for conversations with tools; `variables` such as
-        bos_token are the same in every rendering."""
+        """`with_tools` is a separate source for conversations with tools; `variables`, such as
+        bos_token, are passed to every rendering."""
         self.name, self.source = name, source
         self._variables = dict(variables or {})
-        self._plain = self._compiled(source)
-        self._with_tools = self._plain if with_tools is None else self._compiled(with_tools)
+        self._plain = self._compile(source)
+        self._with_tools = self._plain if with_tools is None else self._compile(with_tools)
         self._sources = [source, *([with_tools] if with_tools is not None else [])]
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> Self | None:
-        """The template among a tokenizer's files: chat_template.jinja, else in its config."""
+        """The template in a tokenizer's files: chat_template.jinja, else tokenizer_config.json."""
         config = json.loads(tokenizer.files.get("special_tokens_map.json", b"{}"))
         config |= json.loads(tokenizer.files[TOKENIZER_CONFIG_FILE])
-        given: Any = config.get("chat_template")
+        declared: Any = config.get("chat_template")
         if CHAT_TEMPLATE_FILE in tokenizer.files:
-            given = tokenizer.files[CHAT_TEMPLATE_FILE].decode()
-        if isinstance(given, list):  # several, by name
-            given = {each["name"]: each["template"] for each in given}
-        named = given if isinstance(given, dict) else {"default": given}
+            declared = tokenizer.files[CHAT_TEMPLATE_FILE].decode()
+        if isinstance(declared, list):  # several, by name
+            declared = {each["name"]: each["template"] for each in declared}
+        named = declared if isinstance(declared, dict) else {"default": declared}
         if not isinstance(named.get("default"), str):
             return None
-        tokens = {key: _spelling(value) for key, value in config.items() if key.endswith("_token")}
+        tokens = {
+            key: _token_text(value) for key, value in config.items() if key.endswith("_token")
+        }
         return cls(
             named["default"],
             name=tokenizer.name,
@@ -176,9 +180,9 @@ class ChatTemplate:
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The conversation as text; ChatTemplateError if the template refuses it or fails."""
+        """The conversation as text. Raises ChatTemplateError if the template fails."""
 
-        def attempt(arguments: Callable[[ToolCall], object]) -> str:
+        def render_with(arguments: Callable[[ToolCall], object]) -> str:
             template = self._with_tools if tools else self._plain
             return template.render(
                 messages=_dicts(messages, arguments),
@@ -191,19 +195,19 @@ class ChatTemplate:
 
         try:
             try:
-                return attempt(lambda call: dict(call.arguments))
-            except TypeError:  # some (DeepSeek-V3's) take arguments only as JSON text
-                return attempt(lambda call: json.dumps(call.arguments, ensure_ascii=False))
-        except Exception as error:  # whatever foreign code may raise
+                return render_with(lambda call: dict(call.arguments))
+            except TypeError:  # some templates (DeepSeek-V3) take arguments only as JSON text
+                return render_with(lambda call: json.dumps(call.arguments, ensure_ascii=False))
+        except Exception as error:  # template code may raise anything
             raise ChatTemplateError(f"the chat template of {self.name}: {error}") from None
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The variables that the template mentions."""
+        """The variables that the template uses."""
         trees = (_environment().parse(source) for source in self._sources)
         return frozenset().union(*map(jinja2.meta.find_undeclared_variables, trees))
 
-    def _compiled(self, source: str) -> jinja2.Template:
+    def _compile(self, source: str) -> jinja2.Template:
         try:
             return _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -213,10 +217,10 @@ class ChatTemplate:
 
 
 def glm_chat_template_source(version: GlmVersion) -> str:
-    """GLM-5's template, whole: what `chat_template.jinja` beside released weights should say."""
+    """GLM-5's template as the `chat_template.jinja` of a checkpoint."""
     if version not in GLM_TEMPLATE_VARIANTS:
         raise ChatTemplateError(
-            f"no GLM-5 template {version!r}; there are {', '.join(GLM_VERSIONS)}"
+            f"GLM version must be one of {', '.join(GLM_VERSIONS)}, got {version!r}"
         )
     body = (files("paddock.text") / "glm5.jinja").read_text(encoding="utf-8")
     return f"{{%- set version = '{version}' -%}}\n{body}"
@@ -228,15 +232,17 @@ def glm_chat_template(version: GlmVersion) -> ChatTemplate:
 
 
 def detect_glm_version(template: ChatTemplate) -> GlmVersion | None:
-    """Which of GLM-5's templates this one is, by what it makes of a few conversations."""
+    """The GLM-5 version whose template renders sample conversations identically, or None."""
     for version in GLM_VERSIONS:
-        if all(_alike(template, glm_chat_template(version), thinking) for thinking in _SETTINGS):
+        if all(
+            _render_alike(template, glm_chat_template(version), thinking) for thinking in _SETTINGS
+        ):
             return version
     return None
 
 
 def tool_to_openai(tool: ToolSpec) -> dict[str, Any]:
-    """The tool in the wrapper that templates expect; what is empty is left out."""
+    """The tool in OpenAI's function wrapper; empty fields are omitted."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
@@ -248,7 +254,7 @@ def tool_to_openai(tool: ToolSpec) -> dict[str, Any]:
 def _dicts(
     messages: Sequence[Message], arguments: Callable[[ToolCall], object]
 ) -> list[dict[str, Any]]:
-    """The messages as templates expect them."""
+    """The messages as the dicts that templates expect."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     found = []
     for message in messages:
@@ -272,17 +278,17 @@ def _dicts(
     return found
 
 
-def _spelling(token: object) -> str | None:
-    """A token as tokenizer_config.json has it: its text, or an object that holds it."""
-    said = token.get("content") if isinstance(token, dict) else token
-    return said if isinstance(said, str) else None
+def _token_text(token: object) -> str | None:
+    """The text of a token in tokenizer_config.json, where it is a string or an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
-# --- the environment ------------------------------------------------------------------------------
+# --- Jinja environment ----------------------------------------------------------------------------
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} marks, for transformers, what the assistant says; here it is only text."""
+    """{% generation %} marks assistant text for transformers; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012  the interface
 
@@ -310,7 +316,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the HTML escapes of Jinja's own."""
+    """Unlike Jinja's own filter, without HTML escapes."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -324,7 +330,7 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-# --- telling versions apart -----------------------------------------------------------------------
+# --- version detection ----------------------------------------------------------------------------
 
 _SETTINGS = (
     DEFAULT_THINKING,
@@ -347,7 +353,7 @@ _CONVERSATION = (
 )
 
 
-def _alike(one: ChatTemplate, other: ChatTemplate, thinking: ThinkingKwargs) -> bool:
+def _render_alike(one: ChatTemplate, other: ChatTemplate, thinking: ThinkingKwargs) -> bool:
     def text(template: ChatTemplate, end: int) -> str:
         return template.render(
             _CONVERSATION[:end],

@@ -1,8 +1,8 @@
-"""Conversations in tokens by the chat template of a model's own folder, whatever its family.
+"""Renderer for any Hugging Face chat template.
 
-Such a template is a text with holes; it does not say who wrote what. Who did is found by rendering
-twice: what the text gains when a reply is added is the reply. That holds only for templates that
-go on from what they said before; the others are refused (RewritesPast), reply by reply.
+A template does not tell which text comes from which message. It is rendered with and without each
+reply; the added text is the reply. This requires a prefix-preserving template: others raise
+NotPrefixPreservingError.
 """
 
 import re
@@ -28,36 +28,36 @@ from paddock.text.renderer import (
 from paddock.text.special_tokens import SpecialToken
 from paddock.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
-# A character that means nothing to anyone. Put inside what a text spells like a marker, it takes it
-# past the template; it is taken out again before the text is encoded.
+# A Unicode noncharacter. Inserted into message text that looks like a special token, it carries the
+# text through the template unharmed; it is removed before the text is encoded.
 _GUARD = "\ufdd0"
 
 
 class ChatTemplateRenderer:
-    """The template in a model's folder.
+    """Renders with the chat template of a checkpoint.
 
-    Nothing that a message or a tool says can spell a marker, but for <think> and </think> in an
-    assistant's content: there they stand where a template knows no reasoning.
-    `specials_in_text=True` encodes all text as transformers does.
+    Text of messages and tools never becomes a special token, except <think> and </think> in
+    assistant content, for templates without a reasoning field. `specials_in_text=True` encodes all
+    text as transformers does.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate, *, specials_in_text: bool = False
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
-        spelled = sorted(
+        added = sorted(
             (t for t in tokenizer.added_tokens if len(t.strip()) > 1), key=len, reverse=True
         )
-        self._marker = _any_of(spelled)
-        self._marker_in_content = _any_of([t for t in spelled if t not in _THINK])
+        self._marker = _any_of(added)
+        self._marker_in_content = _any_of([t for t in added if t not in _THINK])
         self._specials_in_text = specials_in_text
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """What the template puts after a reply, and the end of a document."""
-        text = self._text((_ask("x"), Message(role="assistant", content="y")))
+        """The token that the template puts after a reply, and EOS."""
+        text = self._text((_user_message("x"), Message(role="assistant", content="y")))
         ids = self._ids(text)
-        found = [*ids[self._closing(ids) :][:1], self.tokenizer.eos_token_id]
+        found = [*ids[self._stop_index(ids) :][:1], self.tokenizer.eos_token_id]
         return tuple(dict.fromkeys(token for token in found if token is not None))
 
     def render_prompt(
@@ -66,12 +66,12 @@ class ChatTemplateRenderer:
         *,
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> RenderedTokens:
-        check_message_count(messages, most)
-        text = self._text(messages, tools, thinking, opened=True)
-        self._refuse_longer(text, most)
-        return rendered_from_rows(self._others(text, self._ids(text), messages, 0))
+        check_message_count(messages, max_tokens)
+        text = self._text(messages, tools, thinking, add_generation_prompt=True)
+        self._check_max_tokens(text, max_tokens)
+        return rendered_from_rows(self._prompt_rows(text, self._ids(text), messages, 0))
 
     def render_dialogue(
         self,
@@ -80,30 +80,32 @@ class ChatTemplateRenderer:
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         closed: bool = True,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> RenderedTokens:
-        check_message_count(messages, most)
-        if most is not None:
-            self._refuse_longer(self._text(messages, tools, thinking), most)
+        check_message_count(messages, max_tokens)
+        if max_tokens is not None:
+            self._check_max_tokens(self._text(messages, tools, thinking), max_tokens)
         rows: list[TokenRow] = []
-        done, before, first = "", "", 0  # all the text, its last piece, the first message not in it
+        rendered, before, first = "", "", 0  # all text, its last part, the first message not in it
         for k, message in enumerate(messages):
             if message.role != "assistant":
                 continue
-            asked = self._text(messages[:k], tools, thinking, opened=True)
-            said = self._text(messages[: k + 1], tools, thinking)
-            new = self._gained(done, asked, f"messages[{first}:{k}]")
-            rows += self._others(new, self._following(before, new), messages[first:k], first)
-            reply = self._gained(asked, said, f"messages[{k}]")
-            ids = self._following(new, reply)
+            prompt_text = self._text(messages[:k], tools, thinking, add_generation_prompt=True)
+            full_text = self._text(messages[: k + 1], tools, thinking)
+            new = self._added_text(rendered, prompt_text, f"messages[{first}:{k}]")
+            rows += self._prompt_rows(
+                new, self._encode_after(before, new), messages[first:k], first
+            )
+            reply = self._added_text(prompt_text, full_text, f"messages[{k}]")
+            ids = self._encode_after(new, reply)
             if not closed and k == len(messages) - 1:
-                ids = ids[: self._closing(ids)]
-            rows += self._reply(ids, k)
-            done, before, first = said, reply, k + 1
+                ids = ids[: self._stop_index(ids)]
+            rows += self._reply_rows(ids, k)
+            rendered, before, first = full_text, reply, k + 1
         if first < len(messages):
             text = self._text(messages, tools, thinking)
-            new = self._gained(done, text, f"messages[{first}:]")
-            rows += self._others(new, self._following(before, new), messages[first:], first)
+            new = self._added_text(rendered, text, f"messages[{first}:]")
+            rows += self._prompt_rows(new, self._encode_after(before, new), messages[first:], first)
         return rendered_from_rows(rows)
 
     def render_last_reply(
@@ -115,10 +117,14 @@ class ChatTemplateRenderer:
     ) -> RenderedTokens:
         check_ends_with_assistant(messages)
         last = len(messages) - 1
-        asked = self._text(messages[:last], tools, thinking, opened=True)
-        said = self._gained(asked, self._text(messages, tools, thinking), f"messages[{last}]")
-        prompt = self._others(asked, self._ids(asked), messages[:last], 0)
-        return rendered_from_rows([*prompt, *self._reply(self._following(asked, said), last)])
+        prompt_text = self._text(messages[:last], tools, thinking, add_generation_prompt=True)
+        reply_text = self._added_text(
+            prompt_text, self._text(messages, tools, thinking), f"messages[{last}]"
+        )
+        prompt = self._prompt_rows(prompt_text, self._ids(prompt_text), messages[:last], 0)
+        return rendered_from_rows(
+            [*prompt, *self._reply_rows(self._encode_after(prompt_text, reply_text), last)]
+        )
 
     def render_next_turn(
         self,
@@ -128,25 +134,25 @@ class ChatTemplateRenderer:
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         answering: Message | None = None,
     ) -> RenderedTokens:
-        """What the template puts after a stand-in for the session. The stop that was sampled is
-        not said again; if another was, or none, the template's own follows."""
+        """The text that the template adds after a placeholder session. A sampled stop token is not
+        repeated; after another one, or none, the template's own follows."""
         check_no_assistant_messages(messages)
-        session = (_ask("x"), answering or _stand_in(messages, thinking))
+        session = (_user_message("x"), answering or _placeholder_reply(messages, thinking))
         before = self._text(session, thinking=thinking)
-        after = self._text((*session, *messages), thinking=thinking, opened=True)
-        new = self._gained(before, after, "the new messages")
+        after = self._text((*session, *messages), thinking=thinking, add_generation_prompt=True)
+        new = self._added_text(before, after, "the new messages")
         ids = self._ids(before)
-        closing = ids[self._closing(ids) :]
+        closing = ids[self._stop_index(ids) :]
         if past and closing and past[-1] == closing[0]:
             closing = closing[1:]
         elif is_in_reasoning(self.tokenizer, past):
             closing = [self.tokenizer.special_token_ids[SpecialToken.THINK_CLOSE], *closing]
         return rendered_from_rows(
-            [*map(_scaffold, closing), *self._others(new, self._ids(new), messages, 0)]
+            [*map(_template_row, closing), *self._prompt_rows(new, self._ids(new), messages, 0)]
         )
 
     def ignored_kwargs(self, thinking: ThinkingKwargs) -> dict[str, str]:
-        why = f"the chat template of {self.template.name} does not mention it"
+        why = f"the chat template of {self.template.name} does not use it"
         return {name: why for name in thinking.as_kwargs if name not in self.template.variables}
 
     # --- text
@@ -157,39 +163,39 @@ class ChatTemplateRenderer:
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         *,
-        opened: bool = False,
+        add_generation_prompt: bool = False,
     ) -> str:
         if not self._specials_in_text:
-            messages = [self._guarded(message) for message in messages]
-            tools = [_changed_tool(tool, _guard(self._marker)) for tool in tools]
+            messages = [self._guard_message(message) for message in messages]
+            tools = [_map_tool(tool, _guard(self._marker)) for tool in tools]
         return self.template.render(
-            messages, tools=tools, thinking=thinking, add_generation_prompt=opened
+            messages, tools=tools, thinking=thinking, add_generation_prompt=add_generation_prompt
         )
 
-    def _gained(self, before: str, after: str, what: str) -> str:
+    def _added_text(self, before: str, after: str, what: str) -> str:
         if after.startswith(before):
             return after[len(before) :]
         same = common_prefix_length(before, after)
         raise NotPrefixPreservingError(
-            f"the chat template of {self.template.name} changes what it said when it comes to"
-            f" {what}: {_near(before, same)!r} becomes {_near(after, same)!r}"
+            f"the chat template of {self.template.name} changes earlier text when it renders"
+            f" {what}: {_excerpt(before, same)!r} becomes {_excerpt(after, same)!r}"
         )
 
-    def _guarded(self, message: Message) -> Message:
+    def _guard_message(self, message: Message) -> Message:
         guard = _guard(self._marker)
         own = self._marker_in_content if message.role == "assistant" else self._marker
         return replace(
             message,
             content=_guard(own)(message.content),
             reasoning=None if message.reasoning is None else guard(message.reasoning),
-            tool_calls=tuple(_changed_call(call, guard) for call in message.tool_calls),
+            tool_calls=tuple(_map_call(call, guard) for call in message.tool_calls),
         )
 
     # --- tokens
 
-    def _refuse_longer(self, text: str, most: int | None) -> None:
-        if most is not None:
-            self.tokenizer.check_max_tokens([text.replace(_GUARD, "")], most, specials=True)
+    def _check_max_tokens(self, text: str, max_tokens: int | None) -> None:
+        if max_tokens is not None:
+            self.tokenizer.check_max_tokens([text.replace(_GUARD, "")], max_tokens, specials=True)
 
     def _ids(self, text: str) -> list[int]:
         if _GUARD not in text:
@@ -207,29 +213,29 @@ class ChatTemplateRenderer:
                 start = found.end()
         return ids
 
-    def _following(self, before: str, text: str) -> list[int]:
-        """`text` in the tokens it has after `before`, unless they grow together with its last."""
+    def _encode_after(self, before: str, text: str) -> list[int]:
+        """The tokens of `text` after `before`, unless tokens merge across the boundary."""
         first, both = self._ids(before), self._ids(before + text)
         return both[len(first) :] if both[: len(first)] == first else self._ids(text)
 
-    def _closing(self, ids: Sequence[int]) -> int:
-        """Where in a reply's tokens the template closes it: at a silent token with at most blanks
+    def _stop_index(self, ids: Sequence[int]) -> int:
+        """The index at which the template closes a reply: a special token with at most whitespace
         after it."""
         at = max((i for i, token in enumerate(ids) if self.tokenizer.is_special(token)), default=-1)
         closes = at >= 0 and not self.tokenizer.decode(ids[at + 1 :]).strip()
         return at if closes else len(ids)
 
-    def _reply(self, ids: Sequence[int], message: int) -> Iterator[TokenRow]:
-        """The model says all up to the token that stops it; what follows is the template's."""
-        stop = self._closing(ids)
+    def _reply_rows(self, ids: Sequence[int], message: int) -> Iterator[TokenRow]:
+        """Tokens up to the stop token come from the model, the rest from the template."""
+        stop = self._stop_index(ids)
         for i, token in enumerate(ids):
-            said = i <= stop
-            yield token, "assistant" if said else "template", said, message
+            sampled = i <= stop
+            yield token, "assistant" if sampled else "template", sampled, message
 
-    def _others(
+    def _prompt_rows(
         self, text: str, ids: Sequence[int], messages: Sequence[Message], first: int
     ) -> Iterator[TokenRow]:
-        """Tokens of a prompt: a message's where its content stands, else the template's."""
+        """Prompt tokens: from a message where its content is found, else from the template."""
         text = text.replace(_GUARD, "")
         spans: list[tuple[int, int, TokenSource, int]] = []
         at = 0
@@ -239,28 +245,28 @@ class ChatTemplateRenderer:
             if content and start >= 0:
                 at = start + len(content)
                 spans.append((start, at, message.role, i))
-        growing, position = IncrementalDetokenizer(self.tokenizer), 0
+        detokenizer, position = IncrementalDetokenizer(self.tokenizer), 0
         for token in ids:
             while spans and spans[0][1] <= position:
                 spans.pop(0)
             inside = bool(spans) and spans[0][0] <= position
-            yield (token, spans[0][2], False, spans[0][3]) if inside else _scaffold(token)
-            position += len(growing.push(token))
+            yield (token, spans[0][2], False, spans[0][3]) if inside else _template_row(token)
+            position += len(detokenizer.push(token))
 
 
 _THINK = (SpecialToken.THINK_OPEN, SpecialToken.THINK_CLOSE)
 
 
-def _scaffold(token: int) -> TokenRow:
+def _template_row(token: int) -> TokenRow:
     return token, "template", False, None
 
 
-def _ask(text: str) -> Message:
+def _user_message(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def _stand_in(messages: Sequence[Message], thinking: ThinkingKwargs) -> Message:
-    """A reply that `messages` could follow; it thought, unless told not to."""
+def _placeholder_reply(messages: Sequence[Message], thinking: ThinkingKwargs) -> Message:
+    """A reply that `messages` could follow, with reasoning unless thinking is off."""
     answered = dict.fromkeys(m.tool_call_id for m in messages if m.tool_call_id is not None)
     return Message(
         role="assistant",
@@ -270,11 +276,11 @@ def _stand_in(messages: Sequence[Message], thinking: ThinkingKwargs) -> Message:
     )
 
 
-def _near(text: str, at: int) -> str:
+def _excerpt(text: str, at: int) -> str:
     return text[max(0, at - 20) : at + 20]
 
 
-# --- guarding -------------------------------------------------------------------------------------
+# --- guards ---------------------------------------------------------------------------------------
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
@@ -289,24 +295,24 @@ def _guard(marker: re.Pattern[str]) -> Callable[[str], str]:
     return guard
 
 
-def _changed_call(call: ToolCall, change: Callable[[str], str]) -> ToolCall:
+def _map_call(call: ToolCall, function: Callable[[str], str]) -> ToolCall:
     return ToolCall(
-        id=call.id, name=change(call.name), arguments=_changed(dict(call.arguments), change)
+        id=call.id, name=function(call.name), arguments=_map_strings(dict(call.arguments), function)
     )
 
 
-def _changed_tool(tool: ToolSpec, change: Callable[[str], str]) -> ToolSpec:
+def _map_tool(tool: ToolSpec, function: Callable[[str], str]) -> ToolSpec:
     return ToolSpec(
-        name=change(tool.name),
-        description=change(tool.description),
-        parameters=_changed(dict(tool.parameters), change),
+        name=function(tool.name),
+        description=function(tool.description),
+        parameters=_map_strings(dict(tool.parameters), function),
     )
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with every text in it changed."""
+def _map_strings(value: Any, function: Callable[[str], str]) -> Any:
+    """A JSON value with `function` applied to every string."""
     if isinstance(value, str):
-        return change(value)
+        return function(value)
     if isinstance(value, dict):
-        return {change(key): _changed(item, change) for key, item in value.items()}
-    return [_changed(item, change) for item in value] if isinstance(value, list) else value
+        return {function(key): _map_strings(item, function) for key, item in value.items()}
+    return [_map_strings(item, function) for item in value] if isinstance(value, list) else value

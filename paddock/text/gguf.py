@@ -1,7 +1,7 @@
-"""The tokenizer inside a GGUF file, as one of the `tokenizers` library.
+"""The tokenizer of a GGUF file, converted to the `tokenizers` library.
 
-GGUF keeps the pieces of a vocabulary, what kind each is, and merges or scores. Of the rule that
-cuts text before any merging it keeps only a name, so the rules themselves stand here.
+GGUF stores the tokens, their types, and merges or scores. It stores only the name of the
+pre-tokenizer, so the pre-tokenizers themselves are defined here.
 """
 
 import json
@@ -15,21 +15,21 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of pieces
-SPACE = "\u2581"  # how sentencepiece spells one
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # token types
+SPACE = "\u2581"  # sentencepiece's space
 
-GgufFields = Mapping[str, Any]  # what the file says, by key without "tokenizer.ggml."
+GgufFields = Mapping[str, Any]  # by key without "tokenizer.ggml."
 
 
 class GgufError(ValueError):
-    """A tokenizer that cannot be taken over; the message names what is unknown or missing."""
+    """A tokenizer that cannot be converted; the message names what is unknown or missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTokenizer:
-    """A tokenizer and what else its file says about text."""
+    """A converted tokenizer with its special tokens and chat template."""
 
-    tokenizer: Tokenizer  # puts BOS and EOS where the model expects them
+    tokenizer: Tokenizer  # adds BOS and EOS where the model expects them
     bos: str | None
     eos: str | None
     unk: str | None
@@ -37,7 +37,7 @@ class GgufTokenizer:
     chat_template: str | None
 
     def files(self) -> dict[str, bytes]:
-        """What stands beside the weights of a released model, by file name."""
+        """The tokenizer files of a Hugging Face checkpoint, by name."""
         special = {"bos_token": self.bos, "eos_token": self.eos}
         special |= {"unk_token": self.unk, "pad_token": self.pad}
         config: dict[str, Any] = {
@@ -54,20 +54,20 @@ class GgufTokenizer:
 
 
 def tokenizer_from_gguf(path: str | Path) -> GgufTokenizer:
-    """The tokenizer of the GGUF file at `path`; GgufError if it is of a kind not known here."""
-    said = _read(Path(path))
+    """The tokenizer of the GGUF file at `path`. Raises GgufError if its kind is not supported."""
+    fields = _read(Path(path))
     try:
-        return _built(said)
+        return _build(fields)
     except GgufError as error:
         raise GgufError(f"{path}: {error}") from None
 
 
 def _read(path: Path) -> GgufFields:
     try:
-        from gguf import GGUFReader  # an extra: only those who convert need it
+        from gguf import GGUFReader  # optional dependency
     except ImportError:
         raise GgufError(
-            "reading GGUF needs the 'gguf' library: pip install 'paddock[data]'"
+            "reading GGUF requires the 'gguf' library: pip install 'paddock[data]'"
         ) from None
     if not path.is_file():
         raise GgufError(f"{path}: no such file")
@@ -82,47 +82,47 @@ def _read(path: Path) -> GgufFields:
     }
 
 
-def _built(said: GgufFields) -> GgufTokenizer:
-    kind = _required(said, "model")
+def _build(fields: GgufFields) -> GgufTokenizer:
+    kind = _required(fields, "model")
     if kind not in TOKENIZER_BUILDERS:
         raise GgufError(
-            f"no kind of tokenizer called '{kind}' is known; there are {_all(TOKENIZER_BUILDERS)}"
+            f"tokenizer model must be one of {_names(TOKENIZER_BUILDERS)}, got {kind!r}"
         )
-    tokenizer, bos_unless_told = TOKENIZER_BUILDERS[kind](said)
-    pieces = list(zip(_required(said, "tokens"), _kinds(said), strict=True))
+    tokenizer, bos_by_default = TOKENIZER_BUILDERS[kind](fields)
+    pieces = list(zip(_required(fields, "tokens"), _token_types(fields), strict=True))
     special = [piece for piece, kind in pieces if kind in (UNKNOWN, CONTROL)]
-    whole = [piece for piece, kind in pieces if kind == USER_DEFINED]
+    user_defined = [piece for piece, kind in pieces if kind == USER_DEFINED]
     tokenizer.add_special_tokens([AddedToken(piece, normalized=False) for piece in special])
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in whole])
-    found = GgufTokenizer(
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in user_defined])
+    result = GgufTokenizer(
         tokenizer=tokenizer,
-        bos=_piece(said, "bos_token_id"),
-        eos=_piece(said, "eos_token_id"),
-        unk=_piece(said, "unknown_token_id"),
-        pad=_piece(said, "padding_token_id"),
-        chat_template=said.get("chat_template"),
+        bos=_token(fields, "bos_token_id"),
+        eos=_token(fields, "eos_token_id"),
+        unk=_token(fields, "unknown_token_id"),
+        pad=_token(fields, "padding_token_id"),
+        chat_template=fields.get("chat_template"),
     )
-    _frame(
+    _set_bos_eos(
         tokenizer,
-        before=found.bos if said.get("add_bos_token", bos_unless_told) else None,
-        after=found.eos if said.get("add_eos_token", False) else None,
+        bos=result.bos if fields.get("add_bos_token", bos_by_default) else None,
+        eos=result.eos if fields.get("add_eos_token", False) else None,
     )
-    return found
+    return result
 
 
-def _frame(tokenizer: Tokenizer, *, before: str | None, after: str | None) -> None:
-    """Have every text begin and end with these tokens."""
-    if before is None and after is None:
+def _set_bos_eos(tokenizer: Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    """Add BOS and EOS to every encoded text."""
+    if bos is None and eos is None:
         return
 
-    def framed(text: str) -> list[str]:
-        return [piece for piece in (before, text, after) if piece is not None]
+    def wrap(text: str) -> list[str]:
+        return [piece for piece in (bos, text, eos) if piece is not None]
 
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=framed("$A"),
-        pair=[*framed("$A"), *framed("$B")],
+        single=wrap("$A"),
+        pair=[*wrap("$A"), *wrap("$B")],
         special_tokens=[
-            (token, tokenizer.token_to_id(token)) for token in (before, after) if token is not None
+            (token, tokenizer.token_to_id(token)) for token in (bos, eos) if token is not None
         ],
     )
 
@@ -132,16 +132,16 @@ def _frame(tokenizer: Tokenizer, *, before: str | None, after: str | None) -> No
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerSpec:
-    """What a vocabulary expects to happen to text before any merging."""
+    """Pre-tokenizer and normalizer of a byte-level BPE vocabulary."""
 
-    cut: PreTokenizer
+    pre_tokenizer: PreTokenizer
     normalizer: normalizers.Normalizer | None = None
-    whole_words: bool = False  # a word that is a piece stays one, whatever the merges say
-    bos: bool = False  # texts begin with BOS where the file is silent
+    ignore_merges: bool = False  # a word in the vocabulary is one token, whatever the merges
+    bos: bool = False  # default of add_bos_token
 
 
 def _split(digits: str) -> PreTokenizer:
-    """Words with what precedes them, numbers, punctuation, space: the rule since GPT-4."""
+    """Words with the preceding character, numbers, punctuation, whitespace, as in GPT-4."""
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
     others = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     split = Split(Regex(f"{words}|{digits}|{others}"), behavior="isolated")
@@ -149,7 +149,7 @@ def _split(digits: str) -> PreTokenizer:
 
 
 GPT2 = PreTokenizerSpec(ByteLevel(add_prefix_space=False))
-LLAMA3 = PreTokenizerSpec(_split(r"\p{N}{1,3}"), whole_words=True, bos=True)
+LLAMA3 = PreTokenizerSpec(_split(r"\p{N}{1,3}"), ignore_merges=True, bos=True)
 PRE_TOKENIZERS = {
     "default": GPT2,
     "gpt-2": GPT2,
@@ -163,33 +163,31 @@ PRE_TOKENIZERS = {
 }
 
 
-def _byte_level(said: GgufFields) -> tuple[Tokenizer, bool]:
-    pre = said.get("pre", "default")
+def _byte_level(fields: GgufFields) -> tuple[Tokenizer, bool]:
+    pre = fields.get("pre", "default")
     if pre not in PRE_TOKENIZERS:
-        raise GgufError(
-            f"no pre-tokenizer called '{pre}' is known; there are {_all(PRE_TOKENIZERS)}"
-        )
-    rule = PRE_TOKENIZERS[pre]
-    merges = _merges(_required(said, "merges"))
-    tokenizer = Tokenizer(_bpe(said, merges, ignore_merges=rule.whole_words))
-    if rule.normalizer is not None:
-        tokenizer.normalizer = rule.normalizer
-    tokenizer.pre_tokenizer = rule.cut
+        raise GgufError(f"pre-tokenizer must be one of {_names(PRE_TOKENIZERS)}, got {pre!r}")
+    spec = PRE_TOKENIZERS[pre]
+    merges = _merges(_required(fields, "merges"))
+    tokenizer = Tokenizer(_bpe(fields, merges, ignore_merges=spec.ignore_merges))
+    if spec.normalizer is not None:
+        tokenizer.normalizer = spec.normalizer
+    tokenizer.pre_tokenizer = spec.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, rule.bos
+    return tokenizer, spec.bos
 
 
 # --- sentencepiece --------------------------------------------------------------------------------
 
 
-def _sentencepiece(said: GgufFields) -> tuple[Tokenizer, bool]:
-    pieces, kinds = _required(said, "tokens"), _kinds(said)
-    unknown = [piece for piece, kind in zip(pieces, kinds, strict=True) if kind == UNKNOWN]
-    merges = _merges(said["merges"]) if "merges" in said else list(_merges_by_score(said))
+def _sentencepiece(fields: GgufFields) -> tuple[Tokenizer, bool]:
+    pieces, token_types = _required(fields, "tokens"), _token_types(fields)
+    unknown = [piece for piece, kind in zip(pieces, token_types, strict=True) if kind == UNKNOWN]
+    merges = _merges(fields["merges"]) if "merges" in fields else list(_merges_by_score(fields))
     model = _bpe(
-        said, merges, unk_token=unknown[0] if unknown else None, fuse_unk=True, byte_fallback=True
+        fields, merges, unk_token=unknown[0] if unknown else None, fuse_unk=True, byte_fallback=True
     )
-    prefix = said.get("add_space_prefix", True)
+    prefix = fields.get("add_space_prefix", True)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = Metaspace(SPACE, "first" if prefix else "never", split=False)
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -199,61 +197,63 @@ def _sentencepiece(said: GgufFields) -> tuple[Tokenizer, bool]:
     return tokenizer, True
 
 
-def _merges_by_score(said: GgufFields) -> Iterator[tuple[str, str]]:
-    """Every way to make a piece of two others, the best piece first.
+def _merges_by_score(fields: GgufFields) -> Iterator[tuple[str, str]]:
+    """Every pair of tokens that joins to a token, the highest score first.
 
-    Sentencepiece merges whichever pair makes the piece of the highest score; ranked merges do the
-    same. Only normal pieces are ever made: markers and bytes are not text.
+    Sentencepiece merges the pair whose result has the highest score; ranked merges do the same.
+    Only normal tokens are merged: control tokens and bytes are not text.
     """
-    rows = zip(_required(said, "tokens"), _kinds(said), _column(said, "scores"), strict=True)
+    rows = zip(
+        _required(fields, "tokens"), _token_types(fields), _column(fields, "scores"), strict=True
+    )
     scores = {piece: score for piece, kind, score in rows if kind == NORMAL}
-    found = [
+    result = [
         (score, piece[:i], piece[i:])
         for piece, score in scores.items()
         for i in range(1, len(piece))
         if piece[:i] in scores and piece[i:] in scores
     ]
-    found.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
-    return ((left, right) for _, left, right in found)
+    result.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return ((left, right) for _, left, right in result)
 
 
-# Each makes a tokenizer, and says whether texts begin with BOS where the file is silent.
+# Each returns a tokenizer and the default of add_bos_token.
 TOKENIZER_BUILDERS: dict[str, Callable[[GgufFields], tuple[Tokenizer, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
 }
 
 
-# --- what the file says ---------------------------------------------------------------------------
+# --- fields of the file ---------------------------------------------------------------------------
 
 
-def _required(said: GgufFields, key: str) -> Any:
-    if key not in said:
+def _required(fields: GgufFields, key: str) -> Any:
+    if key not in fields:
         raise GgufError(f"'tokenizer.ggml.{key}' is missing")
-    return said[key]
+    return fields[key]
 
 
-def _kinds(said: GgufFields) -> list[int]:
-    if "token_type" not in said:
-        return [NORMAL] * len(_required(said, "tokens"))
-    return _column(said, "token_type")
+def _token_types(fields: GgufFields) -> list[int]:
+    if "token_type" not in fields:
+        return [NORMAL] * len(_required(fields, "tokens"))
+    return _column(fields, "token_type")
 
 
-def _column(said: GgufFields, key: str) -> list[Any]:
-    """One entry a piece."""
-    pieces, column = _required(said, "tokens"), _required(said, key)
+def _column(fields: GgufFields, key: str) -> list[Any]:
+    """A field with one entry per token."""
+    pieces, column = _required(fields, "tokens"), _required(fields, key)
     if len(column) != len(pieces):
         raise GgufError(f"'tokenizer.ggml.{key}' has {len(column)} entries, not {len(pieces)}")
     return list(column)
 
 
-def _piece(said: GgufFields, key: str) -> str | None:
-    if key not in said:
+def _token(fields: GgufFields, key: str) -> str | None:
+    if key not in fields:
         return None
-    pieces = _required(said, "tokens")
-    if not 0 <= said[key] < len(pieces):
-        raise GgufError(f"'tokenizer.ggml.{key}' is {said[key]} in a vocabulary of {len(pieces)}")
-    return str(pieces[said[key]])
+    pieces = _required(fields, "tokens")
+    if not 0 <= fields[key] < len(pieces):
+        raise GgufError(f"'tokenizer.ggml.{key}' is {fields[key]} in a vocabulary of {len(pieces)}")
+    return str(pieces[fields[key]])
 
 
 def _merges(lines: Sequence[str]) -> list[tuple[str, str]]:
@@ -261,13 +261,13 @@ def _merges(lines: Sequence[str]) -> list[tuple[str, str]]:
     return [(left, right) for left, _, right in pairs]
 
 
-def _bpe(said: GgufFields, merges: list[tuple[str, str]], **settings: Any) -> BPE:
-    vocabulary = {piece: i for i, piece in enumerate(_required(said, "tokens"))}
+def _bpe(fields: GgufFields, merges: list[tuple[str, str]], **settings: Any) -> BPE:
+    vocabulary = {piece: i for i, piece in enumerate(_required(fields, "tokens"))}
     try:
         return BPE(vocabulary, merges, **settings)
     except Exception as error:  # the library has no narrower one
-        raise GgufError(f"vocabulary and merges do not fit each other: {error}") from None
+        raise GgufError(f"vocabulary and merges are inconsistent: {error}") from None
 
 
-def _all(names: Mapping[str, Any]) -> str:
+def _names(names: Mapping[str, Any]) -> str:
     return ", ".join(names)

@@ -1,12 +1,11 @@
-"""GLM-5's conversations in tokens.
+"""Renderer for GLM-5's chat template, span by span, with sources and loss mask.
 
-`glm5.jinja` says what a conversation looks like; here the same is laid out piece by piece, so that
-every token knows where it comes from. Joined, the pieces are the Jinja text, for every version and
-setting (tests/text/test_glm.py).
+`glm5.jinja` defines the format. This module produces the same text as spans with a known source;
+joined, they equal the Jinja output for every version and setting (tests/text/test_glm.py).
 
-A reply ends where the next role begins: <|user|> or <|observation|> after a reply is what the model
-says to stop. So that token belongs to the reply and is trained; <|assistant|>, the <think> or
-</think> that a prompt ends in, other roles and their words are not.
+The model stops by sampling the next role: <|user|> or <|observation|> after a reply is its stop
+token, so it belongs to the reply and is in the loss mask. <|assistant|>, the <think> or </think>
+of the generation prompt, and all other messages are not.
 """
 
 import json
@@ -65,88 +64,90 @@ _OPENERS = {
 }
 
 
-def _head(
-    rules: GlmTemplateVariant, tools: Sequence[ToolSpec], thinking: ThinkingKwargs
+def _head_spans(
+    variant: GlmTemplateVariant, tools: Sequence[ToolSpec], thinking: ThinkingKwargs
 ) -> Iterator[TemplateSpan]:
     yield TemplateSpan(SpecialToken.GMASK)
     yield TemplateSpan(SpecialToken.SOP)
-    effort = rules.reasoning_effort(thinking)
+    effort = variant.reasoning_effort(thinking)
     if effort is not None:
         yield TemplateSpan(SpecialToken.SYSTEM)
         yield TemplateSpan(f"Reasoning Effort: {effort.capitalize()}")
     if tools:
         dicts = (tool_to_openai(tool) for tool in tools)
-        shown = (d if rules.wraps_tools else d["function"] for d in dicts)
-        lines = "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in shown)
+        tool_dicts = (d if variant.wraps_tools else d["function"] for d in dicts)
+        lines = "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in tool_dicts)
         yield TemplateSpan(SpecialToken.SYSTEM)
         yield TemplateSpan(_TOOLS_BEFORE + lines + _TOOLS_AFTER)
         yield from map(TemplateSpan, _TOOLS_EXAMPLE_PARTS)
 
 
-def _body(
-    rules: GlmTemplateVariant,
+def _message_spans(
+    variant: GlmTemplateVariant,
     messages: Sequence[Message],
     thinking: ThinkingKwargs,
     answering: Message | None = None,
 ) -> Iterator[TemplateSpan]:
-    """`answering` is the reply before the first message, if that is already in tokens."""
+    """`answering` is the reply before the first message, if it is already tokenized."""
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     for i, message in enumerate(messages):
         before = messages[i - 1] if i else answering
         marker = _OPENERS.get(message.role, SpecialToken.ASSISTANT)
         opener = TemplateSpan(marker, message=i)
         if i and messages[i - 1].role == "assistant" and message.role in ("user", "tool"):
-            opener = TemplateSpan(marker, "assistant", i - 1, trained=True)
+            opener = TemplateSpan(marker, "assistant", i - 1, loss_mask=True)
         match message.role:
             case "assistant":
                 yield opener
-                yield from _reply(rules, message, i, thinking, newest=i > last_user)
+                yield from _reply_spans(variant, message, i, thinking, newest=i > last_user)
             case "tool":
                 if before is None or before.role != "tool":
                     yield opener
-                    yield from _results(rules, messages, i, before)
+                    yield from _tool_result_spans(variant, messages, i, before)
             case role:
                 yield opener
                 yield TemplateSpan(message.content, role, i)
 
 
-def _reply(
-    rules: GlmTemplateVariant, message: Message, i: int, thinking: ThinkingKwargs, *, newest: bool
+def _reply_spans(
+    variant: GlmTemplateVariant, message: Message, i: int, thinking: ThinkingKwargs, *, newest: bool
 ) -> Iterator[TemplateSpan]:
-    def said(text: str) -> TemplateSpan:
-        return TemplateSpan(text, "assistant", i, trained=True)
+    def trained_span(text: str) -> TemplateSpan:
+        return TemplateSpan(text, "assistant", i, loss_mask=True)
 
-    thought, content = _thought(rules, message)
-    kept = newest or not rules.clears_reasoning(thinking)
-    if thought is not None and (rules.opens or thought) and kept:
+    reasoning, content = _split_reasoning(variant, message)
+    keep_reasoning = newest or not variant.clears_reasoning(thinking)
+    if reasoning is not None and (variant.opens or reasoning) and keep_reasoning:
         yield TemplateSpan(SpecialToken.THINK_OPEN, message=i)
-        yield said(thought if rules.opens else thought.strip())
-        yield said(SpecialToken.THINK_CLOSE)
-    elif rules.opens or (rules.opens_newest and newest and rules.is_thinking_enabled(thinking)):
+        yield trained_span(reasoning if variant.opens else reasoning.strip())
+        yield trained_span(SpecialToken.THINK_CLOSE)
+    elif variant.opens or (
+        variant.opens_newest and newest and variant.is_thinking_enabled(thinking)
+    ):
         yield TemplateSpan(SpecialToken.THINK_OPEN, message=i)
-        # A model that was asked to think closed it at once. Where thoughts were left out it did
-        # not, and should not learn to; GLM-5.3's reference trains it all the same.
-        chosen = rules.is_thinking_enabled(thinking) and (rules.always_thinks or not thought)
+        # An empty thinking block was sampled by a model with thinking enabled. Where reasoning was
+        # dropped it was not, so it is not trained; GLM-5.3's reference trains it all the same.
+        chosen = variant.is_thinking_enabled(thinking) and (variant.always_thinks or not reasoning)
         yield TemplateSpan(
             SpecialToken.THINK_CLOSE, "assistant" if chosen else "template", i, chosen
         )
     else:
         yield TemplateSpan(SpecialToken.THINK_CLOSE, message=i)
-    yield said(content.strip())
+    yield trained_span(content.strip())
     for call in message.tool_calls:
-        yield from map(said, _call(call))
+        yield from map(trained_span, _call_parts(call))
 
 
-def _thought(rules: GlmTemplateVariant, message: Message) -> tuple[str | None, str]:
-    """Reasoning and content; the first may stand inside the second, before </think>."""
+def _split_reasoning(variant: GlmTemplateVariant, message: Message) -> tuple[str | None, str]:
+    """Reasoning and content; content may contain the reasoning before </think>."""
     if message.reasoning is not None or SpecialToken.THINK_CLOSE not in message.content:
         return message.reasoning, message.content
     before, content = message.content.split(SpecialToken.THINK_CLOSE, 1)
-    thought = before.split(SpecialToken.THINK_OPEN)[-1]
-    return (thought.strip() if rules.opens else thought.strip("\n")), content
+    reasoning = before.split(SpecialToken.THINK_OPEN)[-1]
+    return (reasoning.strip() if variant.opens else reasoning.strip("\n")), content
 
 
-def _call(call: ToolCall) -> Iterator[str]:
+def _call_parts(call: ToolCall) -> Iterator[str]:
     yield SpecialToken.TOOL_CALL_OPEN
     yield call.name
     for key, value in call.arguments.items():
@@ -159,19 +160,19 @@ def _call(call: ToolCall) -> Iterator[str]:
     yield SpecialToken.TOOL_CALL_CLOSE
 
 
-def _results(
-    rules: GlmTemplateVariant, messages: Sequence[Message], first: int, before: Message | None
+def _tool_result_spans(
+    variant: GlmTemplateVariant, messages: Sequence[Message], first: int, before: Message | None
 ) -> Iterator[TemplateSpan]:
-    """The run of tool results that begins with message `first`."""
+    """The consecutive tool results from message `first` on."""
     end = first
     while end < len(messages) and messages[end].role == "tool":
         end += 1
     order: Sequence[int] = range(first, end)
-    if rules.sorts_results and before is not None:
-        asked = [call.id for call in before.tool_calls]
+    if variant.sorts_results and before is not None:
+        call_ids = [call.id for call in before.tool_calls]
         at = {messages[j].tool_call_id: j for j in order}
-        if len(at) == len(order) and set(asked) == set(at):
-            order = [at[name] for name in asked]
+        if len(at) == len(order) and set(call_ids) == set(at):
+            order = [at[name] for name in call_ids]
     for j in order:
         yield TemplateSpan(SpecialToken.TOOL_RESPONSE_OPEN, message=j)
         yield TemplateSpan(messages[j].content, "tool", j)
@@ -182,11 +183,11 @@ def _results(
 
 
 class GlmRenderer:
-    """GLM-5's template, in one of its versions.
+    """Renders with GLM-5's template, in one of its versions.
 
-    Nothing that a message or a tool says can spell a marker: text is encoded as plain characters.
-    `specials_in_text=True` encodes it as published templates do, where "<|assistant|>" in a tool's
-    result is the token; it is there for comparison with them, not for use.
+    Text of messages and tools never becomes a special token. `specials_in_text=True` encodes it as
+    the published templates do, where "<|assistant|>" in a tool result is the token; it exists for
+    comparison only.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class GlmRenderer:
     ) -> None:
         self.tokenizer, self.version = tokenizer, version
         self.template = glm_chat_template(version)
-        self._rules = GLM_TEMPLATE_VARIANTS[version]
+        self._variant = GLM_TEMPLATE_VARIANTS[version]
         self._specials_in_text = specials_in_text
         tokenizer.special_token_ids.ids_of([token for token in SpecialToken if token in _NEEDED])
 
@@ -208,16 +209,16 @@ class GlmRenderer:
         *,
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> RenderedTokens:
-        check_message_count(messages, most)
-        pieces = [
-            *_head(self._rules, tools, thinking),
-            *_body(self._rules, messages, thinking),
-            *self._opener(thinking),
+        check_message_count(messages, max_tokens)
+        spans = [
+            *_head_spans(self._variant, tools, thinking),
+            *_message_spans(self._variant, messages, thinking),
+            *self._generation_prompt(thinking),
         ]
-        self._refuse_longer(pieces, most)
-        return self._encoded(*pieces).restrict_loss_to(())
+        self._check_max_tokens(spans, max_tokens)
+        return self._encode(*spans).restrict_loss_to(())
 
     def render_dialogue(
         self,
@@ -226,18 +227,18 @@ class GlmRenderer:
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         closed: bool = True,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> RenderedTokens:
-        check_message_count(messages, most)
-        pieces = [
-            *_head(self._rules, tools, thinking),
-            *_body(self._rules, messages, thinking),
+        check_message_count(messages, max_tokens)
+        spans = [
+            *_head_spans(self._variant, tools, thinking),
+            *_message_spans(self._variant, messages, thinking),
         ]
         if closed and messages and messages[-1].role == "assistant":
             stop = SpecialToken.OBSERVATION if messages[-1].tool_calls else SpecialToken.USER
-            pieces.append(TemplateSpan(stop, "assistant", len(messages) - 1, trained=True))
-        self._refuse_longer(pieces, most)
-        return self._encoded(*pieces)
+            spans.append(TemplateSpan(stop, "assistant", len(messages) - 1, loss_mask=True))
+        self._check_max_tokens(spans, max_tokens)
+        return self._encode(*spans)
 
     def render_last_reply(
         self,
@@ -247,8 +248,8 @@ class GlmRenderer:
         thinking: ThinkingKwargs = DEFAULT_THINKING,
     ) -> RenderedTokens:
         check_ends_with_assistant(messages)
-        whole = self.render_dialogue(messages, tools=tools, thinking=thinking)
-        return whole.restrict_loss_to([len(messages) - 1])
+        dialogue = self.render_dialogue(messages, tools=tools, thinking=thinking)
+        return dialogue.restrict_loss_to([len(messages) - 1])
 
     def render_next_turn(
         self,
@@ -258,55 +259,58 @@ class GlmRenderer:
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         answering: Message | None = None,
     ) -> RenderedTokens:
-        """The stop that was sampled is the role that comes next, so it is not said again.
+        """The sampled stop token is the next role, so it is not repeated.
 
-        What the model said stays, whatever it was. After the wrong role (<|user|>, but tool results
-        come) or <|endoftext|> the right role follows. After no stop at all (the length was reached)
-        it follows too: a role is what ends a reply. Thoughts that were cut short are closed first,
-        as the template would; a call that was cut short stays open, so that it is no call.
+        Sampled tokens are never changed. After the wrong role (<|user|> before tool results),
+        <|endoftext|>, or no stop token (finish reason length), the right role follows. Truncated
+        reasoning is closed first, as the template does; a truncated call stays open, so that it is
+        not parsed as a call.
         """
         check_no_assistant_messages(messages)
-        self._refuse_rewriting(past, messages, thinking)
-        pieces = [*_body(self._rules, messages, thinking, answering), *self._opener(thinking)]
-        if past and past[-1] == self._id(pieces[0].text):
-            pieces = pieces[1:]
+        self._check_prefix_preserved(past, messages, thinking)
+        spans = [
+            *_message_spans(self._variant, messages, thinking, answering),
+            *self._generation_prompt(thinking),
+        ]
+        if past and past[-1] == self._id(spans[0].text):
+            spans = spans[1:]
         elif is_in_reasoning(self.tokenizer, past):
-            pieces = [TemplateSpan(SpecialToken.THINK_CLOSE), *pieces]
-        return self._encoded(*pieces)
+            spans = [TemplateSpan(SpecialToken.THINK_CLOSE), *spans]
+        return self._encode(*spans)
 
     def ignored_kwargs(self, thinking: ThinkingKwargs) -> dict[str, str]:
         return ignored_thinking_kwargs(self.version, thinking)
 
-    def _opener(self, thinking: ThinkingKwargs) -> list[TemplateSpan]:
-        thinks, opens = self._rules.is_thinking_enabled(thinking), self._rules.opens
-        markers = [SpecialToken.THINK_OPEN] if thinks or opens else []
-        markers += [] if thinks else [SpecialToken.THINK_CLOSE]
+    def _generation_prompt(self, thinking: ThinkingKwargs) -> list[TemplateSpan]:
+        thinking_enabled, opens = self._variant.is_thinking_enabled(thinking), self._variant.opens
+        markers = [SpecialToken.THINK_OPEN] if thinking_enabled or opens else []
+        markers += [] if thinking_enabled else [SpecialToken.THINK_CLOSE]
         return [TemplateSpan(SpecialToken.ASSISTANT), *map(TemplateSpan, markers)]
 
-    def _refuse_rewriting(
+    def _check_prefix_preserved(
         self, past: Sequence[int], messages: Sequence[Message], thinking: ThinkingKwargs
     ) -> None:
-        if not self._rules.clears_reasoning(thinking) or all(m.role != "user" for m in messages):
+        if not self._variant.clears_reasoning(thinking) or all(m.role != "user" for m in messages):
             return
-        opened, closed = self._id(SpecialToken.THINK_OPEN), self._id(SpecialToken.THINK_CLOSE)
+        open_id, closed = self._id(SpecialToken.THINK_OPEN), self._id(SpecialToken.THINK_CLOSE)
         for token, following in zip(past, [*past[1:], None], strict=True):
-            # An empty thought stays as it is where every reply opens with <think>.
-            if token == opened and not (self._rules.opens and following == closed):
+            # Empty reasoning is kept where every reply opens with <think>.
+            if token == open_id and not (self._variant.opens and following == closed):
                 raise NotPrefixPreservingError(
-                    f"GLM-{self.version} leaves out earlier thoughts when a user message comes:"
-                    " say clear_thinking=False, or begin anew with the whole conversation"
+                    f"GLM-{self.version} drops earlier reasoning when a user message follows: set "
+                    "clear_thinking=False, or render the whole conversation again"
                 )
 
     def _id(self, text: str) -> int | None:
         return self.tokenizer.special_token_ids[text] if isinstance(text, SpecialToken) else None
 
-    def _refuse_longer(self, pieces: Sequence[TemplateSpan], most: int | None) -> None:
-        if most is not None:
-            texts = [piece.text for piece in pieces]
-            self.tokenizer.check_max_tokens(texts, most, specials=self._specials_in_text)
+    def _check_max_tokens(self, spans: Sequence[TemplateSpan], max_tokens: int | None) -> None:
+        if max_tokens is not None:
+            texts = [span.text for span in spans]
+            self.tokenizer.check_max_tokens(texts, max_tokens, specials=self._specials_in_text)
 
-    def _encoded(self, *pieces: TemplateSpan) -> RenderedTokens:
-        return encode_spans(pieces, self._ids)
+    def _encode(self, *spans: TemplateSpan) -> RenderedTokens:
+        return encode_spans(spans, self._ids)
 
     def _ids(self, text: str) -> list[int]:
         if isinstance(text, SpecialToken):

@@ -1,4 +1,4 @@
-"""Conversations and tools from outside, in the shapes of OpenAI's API, as records."""
+"""OpenAI-style messages and tools into records."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,55 +17,58 @@ _ROLES: dict[str, Role] = {
     "function": "tool",
 }
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_OBJECT, _LIST = (dict, Mapping), (list, tuple)  # a dict is told at once, other mappings slowly
-_SHORT = 1024  # characters of arguments that are worth remembering
+_OBJECT, _LIST = (
+    (dict, Mapping),
+    (list, tuple),
+)  # isinstance is fast for dict, slow for other mappings
+_MAX_CACHED_ARGUMENTS = 1024  # characters
 
 
 class MessageError(ValueError):
-    """A conversation or tool that cannot be taken; the message begins with its path."""
+    """An invalid message or tool; the error message starts with its path."""
 
 
 def parse_messages(raw: Sequence[Mapping[str, Any]], *, first: int = 0) -> tuple[Message, ...]:
-    """The messages of a chat request or a dataset; they are counted from `first` on.
+    """The messages of a chat request or a dataset; errors count them from `first` on.
 
-    Content may be text, a list of text parts, null or missing; reasoning may be called
-    `reasoning_content` or `reasoning`; arguments may be an object or JSON text, broken or not (see
-    `arguments_from`). Calls without an id get one, and tool messages without a `tool_call_id`
-    answer the calls in their order.
+    Content may be a string, a list of text parts, null or missing; reasoning may be named
+    `reasoning_content` or `reasoning`; arguments may be an object or JSON text, valid or not (see
+    `parse_arguments`). Calls without an id get one, and tool messages without a `tool_call_id`
+    answer the calls in order.
 
     >>> call = {"function": {"name": "look", "arguments": '{"far": 2}'}}
-    >>> ask, answer = parse_messages([{"role": "assistant", "content": None, "tool_calls": [call]},
-    ...                              {"role": "tool", "content": "sky"}])
-    >>> ask.content, ask.tool_calls[0].arguments["far"], answer.tool_call_id
+    >>> call, result = parse_messages([{"role": "assistant", "content": None, "tool_calls": [call]},
+    ...                                {"role": "tool", "content": "sky"}])
+    >>> call.content, call.tool_calls[0].arguments["far"], result.tool_call_id
     ('', 2, 'call_0_0')
     >>> parse_messages([{"role": "user", "content": [{"type": "image_url"}]}])
     Traceback (most recent call last):
-    paddock.text.messages.MessageError: messages[0].content[0]: no text but image_url
+    paddock.text.messages.MessageError: messages[0].content[0]: expected text, got image_url
     """
     found: list[Message] = []
-    unanswered: list[str] = []
+    open_calls: list[str] = []
     for i, entry in enumerate(raw, first):
         if not isinstance(entry, _OBJECT):
             raise MessageError(f"messages[{i}]: expected an object, got {entry!r:.80}")
         try:
-            message = _message(entry, i, unanswered)
+            message = _message(entry, i, open_calls)
         except ValueError as error:
             raise MessageError(f"messages[{i}].{error}") from None
         if message.role == "assistant":
-            unanswered = [call.id for call in message.tool_calls]
-        elif message.tool_call_id in unanswered:
-            unanswered.remove(message.tool_call_id)
+            open_calls = [call.id for call in message.tool_calls]
+        elif message.tool_call_id in open_calls:
+            open_calls.remove(message.tool_call_id)
         found.append(message)
     return tuple(found)
 
 
 class LazyMessages(Sequence[Message]):
-    """Messages of which the first, `known` of them, were read in an earlier turn: these are read
-    again only if somebody looks at them. What comes after them begins with a reply.
+    """Messages of which the first `known` were parsed in an earlier turn. Those are parsed again
+    only on access. The messages after them must start with an assistant message.
 
     >>> raw = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    >>> talk = LazyMessages(raw, known=1)
-    >>> len(talk), talk[1].content, [message.role for message in talk]
+    >>> messages = LazyMessages(raw, known=1)
+    >>> len(messages), messages[1].content, [message.role for message in messages]
     (2, 'Ho', ['user', 'assistant'])
     """
 
@@ -81,11 +84,13 @@ class LazyMessages(Sequence[Message]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[Message]: ...
     def __getitem__(self, at: int | slice) -> Message | Sequence[Message]:
-        places = range(len(self._raw))[at]
-        if isinstance(places, int):
-            return self._new[places - self._known] if places >= self._known else self._all[places]
-        if places.start >= self._known and places.step == 1:
-            return self._new[places.start - self._known : places.stop - self._known]
+        indices = range(len(self._raw))[at]
+        if isinstance(indices, int):
+            return (
+                self._new[indices - self._known] if indices >= self._known else self._all[indices]
+            )
+        if indices.start >= self._known and indices.step == 1:
+            return self._new[indices.start - self._known : indices.stop - self._known]
         return self._all[at]
 
     def __iter__(self) -> Iterator[Message]:
@@ -97,8 +102,8 @@ class LazyMessages(Sequence[Message]):
 
 
 def parse_tools(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
-    """The tools of a request, in their {"type": "function", "function": ...} wrapper or bare. Other
-    fields than name, description and parameters (or Anthropic's `input_schema`) are left out.
+    """The tools of a request, with or without the {"type": "function", "function": ...} wrapper.
+    Fields other than name, description and parameters (or Anthropic's `input_schema`) are ignored.
 
     >>> parse_tools([{"type": "function", "function": {"name": "look"}}])
     (ToolSpec(name='look', description='', parameters={}),)
@@ -108,16 +113,16 @@ def parse_tools(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]
         path = f"tools[{i}]"
         if not isinstance(entry, Mapping):
             raise MessageError(f"{path}: expected an object, got {entry!r:.80}")
-        bare = entry.get("function", entry)
-        if not isinstance(bare, Mapping) or not isinstance(bare.get("name"), str):
+        function = entry.get("function", entry)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             kind = f" of type {entry['type']!r:.80}" if "type" in entry else ""
-            raise MessageError(f"{path}: a tool{kind} without a name cannot be called")
-        parameters = bare.get("parameters", bare.get("input_schema"))
+            raise MessageError(f"{path}: tool{kind} must have a name")
+        parameters = function.get("parameters", function.get("input_schema"))
         try:
             found.append(
                 ToolSpec(
-                    name=json_codec.replace_lone_surrogates(bare["name"]),
-                    description=_text(bare.get("description"), "description"),
+                    name=json_codec.replace_lone_surrogates(function["name"]),
+                    description=_text(function.get("description"), "description"),
                     parameters=json_codec.to_json_value({} if parameters is None else parameters),
                 )
             )
@@ -126,13 +131,13 @@ def parse_tools(raw: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]
     return tuple(found)
 
 
-def _message(entry: Mapping[str, Any], i: int, unanswered: Sequence[str]) -> Message:
-    """Runs for every message of every turn, so paths are spelled where something is wrong: errors
-    begin with the field, the caller knows the message."""
+def _message(entry: Mapping[str, Any], i: int, open_calls: Sequence[str]) -> Message:
+    """Runs for every message of every turn, so paths are built only on error: errors start with the
+    field, and the caller adds the message."""
     role = _ROLES.get(str(entry.get("role")))
     if role is None:
         known = ", ".join(_ROLES)
-        raise ValueError(f"role: {entry.get('role')!r:.80} is none of {known}")
+        raise ValueError(f"role: must be one of {known}, got {entry.get('role')!r:.80}")
     reasoning = entry.get("reasoning_content")
     if reasoning is None:
         reasoning = entry.get("reasoning")
@@ -140,22 +145,22 @@ def _message(entry: Mapping[str, Any], i: int, unanswered: Sequence[str]) -> Mes
         raise ValueError(f"reasoning: expected text, got {reasoning!r:.80}")
     if role != "assistant" and not reasoning:
         reasoning = None  # some clients send every field with every message
-    answers = None
+    tool_call_id = None
     if role == "tool":
-        answers = str(entry.get("tool_call_id") or next(iter(unanswered), f"call_{i}"))
+        tool_call_id = str(entry.get("tool_call_id") or next(iter(open_calls), f"call_{i}"))
     return Message(
         role=role,
         content=_text(entry.get("content"), "content", any_json=role == "tool"),
         reasoning=None if reasoning is None else json_codec.replace_lone_surrogates(reasoning),
         tool_calls=_calls(entry, i),
-        tool_call_id=answers,
+        tool_call_id=tool_call_id,
     )
 
 
 def _calls(entry: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
     calls = entry.get("tool_calls")
     if calls is None and entry.get("function_call") is not None:
-        calls = [entry["function_call"]]  # the older shape, one call without an id
+        calls = [entry["function_call"]]  # the deprecated shape: one call without an id
     if not calls:
         return ()
     if not isinstance(calls, _LIST):
@@ -164,12 +169,12 @@ def _calls(entry: Mapping[str, Any], i: int) -> tuple[ToolCall, ...]:
     for j, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, _OBJECT) else None
         if not isinstance(function, _OBJECT) or not isinstance(function.get("name"), str):
-            raise ValueError(f"tool_calls[{j}]: a call without the name of a function")
+            raise ValueError(f"tool_calls[{j}]: must have a function name")
         arguments = function.get("arguments")
-        short = isinstance(arguments, str) and len(arguments) <= _SHORT
-        made = _known_call if short else _call
+        short = isinstance(arguments, str) and len(arguments) <= _MAX_CACHED_ARGUMENTS
+        make = _cached_call if short else _call
         try:
-            found.append(made(str(call.get("id") or f"call_{i}_{j}"), function["name"], arguments))
+            found.append(make(str(call.get("id") or f"call_{i}_{j}"), function["name"], arguments))
         except ValueError as error:
             raise ValueError(f"tool_calls[{j}].{error}") from None
     return tuple(found)
@@ -181,12 +186,12 @@ def _call(id: str, name: str, arguments: object) -> ToolCall:
     )
 
 
-# Agents send their whole history with every turn: most calls were read before.
-_known_call = lru_cache(maxsize=8192)(_call)
+# Agents send their whole history with every turn: most calls were parsed before.
+_cached_call = lru_cache(maxsize=8192)(_call)
 
 
 def _text(content: object, path: str, *, any_json: bool = False) -> str:
-    """Content as one text; `any_json` also takes other values, written as JSON."""
+    """Content as one string; `any_json` also accepts other values, written as JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -214,4 +219,4 @@ def _part(part: object, path: str) -> str:
         text = part.get("text")
         if isinstance(text, str):
             return json_codec.replace_lone_surrogates(text)
-    raise ValueError(f"{path}: no text but {_kind(part) or repr(part):.80}")
+    raise ValueError(f"{path}: expected text, got {_kind(part) or repr(part):.80}")

@@ -1,4 +1,4 @@
-"""What is heard of a reply while it is read, and the whole of it at the end."""
+"""Events that the completion parser emits, and its final result."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningRetraction:
-    """The last of the reasoning, this much, was the answer. It follows once more as content."""
+    """This trailing part of the reasoning was content; it follows again as content."""
 
     text: str
 
@@ -31,7 +31,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArgumentsDelta:
-    """The next piece of a call's arguments; all of them, joined, are one JSON object."""
+    """A piece of a call's arguments; all pieces joined are one JSON object."""
 
     index: int
     text: str
@@ -44,7 +44,7 @@ class ToolCallEnd:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDiscard:
-    """A call that had started is none; what was said follows as content."""
+    """A started call is invalid; its text follows as content."""
 
     index: int
 
@@ -62,8 +62,8 @@ ParseEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCompletion:
-    """A whole reply."""
+    """A parsed completion."""
 
     message: Message
-    reasoning_tokens: int  # sampled while thinking, </think> included
-    notes: tuple[str, ...] = ()  # what was wrong with it, in order
+    reasoning_tokens: int  # including </think>
+    notes: tuple[str, ...] = ()  # parse problems, in order

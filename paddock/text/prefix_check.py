@@ -1,9 +1,9 @@
-"""The append-only proof: whether a template goes on from what it said before.
+"""Checks whether a chat template preserves the prefix of an agent session.
 
-A session of an agent is one growing sequence of tokens: prompt, reply, results, reply ... A
-template that rewrites what lies behind (drops old thoughts, counts messages, says the time) would
-have the model sample in one context and learn in another. `rewrite` plays a session through a
-template and names the first token that changed.
+A session is one growing token sequence: prompt, reply, tool results, reply ... A template that
+changes earlier tokens (drops old reasoning, counts messages, prints the time) makes the model
+sample in one context and train in another. `find_prefix_change` renders a session turn by turn and
+reports the first token that changes.
 """
 
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from paddock.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPattern:
-    """How a session will go. A proof is for one mode."""
+    """The kind of session to check; the result holds for this kind only."""
 
     thinking: ThinkingKwargs = DEFAULT_THINKING
-    users: bool = True  # user messages come after replies, not only results of tools
+    users: bool = True  # user messages follow replies, not only tool results
     tools: bool = True
-    switching: bool = False  # thinking is turned off for some replies and on again
+    switching: bool = False  # thinking is turned off and on between replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixChange:
-    """What a template changed."""
+    """A change that a template made to earlier tokens."""
 
-    step: str  # what was added when it happened
-    position: int  # of the first token that changed
-    was: str  # from there on, a few tokens
+    step: str  # the message that was added
+    position: int  # of the first changed token
+    was: str  # the text of a few tokens from there
     became: str
 
     def __str__(self) -> str:
@@ -43,11 +43,11 @@ class PrefixChange:
 def find_prefix_change(
     template: ChatTemplate, tokenizer: Tokenizer, mode: SessionPattern
 ) -> PrefixChange | None:
-    """The first change that `template` makes to the past in such a session; None if it makes none.
+    """The first change that `template` makes to earlier tokens, or None.
 
-    Checked at every reply: the text with the reply begins with the prompt for it, and the next
-    prompt begins with the text with the reply; token by token. A template that cannot render such a
-    session at all raises ChatTemplateError.
+    Checked at every reply, token by token: the text with the reply starts with its prompt, and the
+    next prompt starts with the text with the reply. Raises ChatTemplateError if the template cannot
+    render such a session.
     """
     before: list[int] = []
     for step, text in _session(template, mode):
@@ -65,7 +65,7 @@ def find_prefix_change(
 
 
 def _session(template: ChatTemplate, mode: SessionPattern) -> Iterator[tuple[str, str]]:
-    """Every text that an engine would see, in order, each with what is new in it."""
+    """Every text that an engine would see, in order, each with its newest message."""
     messages = _messages(mode)
     replies = [k for k, message in enumerate(messages) if message.role == "assistant"]
     for turn, k in enumerate(replies):
@@ -83,15 +83,15 @@ def _session(template: ChatTemplate, mode: SessionPattern) -> Iterator[tuple[str
 
 
 def _turn(mode: SessionPattern, turn: int) -> tuple[ThinkingKwargs, bool]:
-    """What is said about thinking in this turn, and whether the reply thinks."""
+    """The thinking arguments of this turn, and whether the reply contains reasoning."""
     if mode.switching:
-        on = turn % 4 in (0, 3)  # so that it changes before results and before user messages
+        on = turn % 4 in (0, 3)  # changes before tool results and before user messages
         return replace(mode.thinking, enable_thinking=on), on
     return mode.thinking, mode.thinking.enable_thinking is not False
 
 
 def _messages(mode: SessionPattern) -> list[Message]:
-    """A session in which everything happens that the mode allows."""
+    """A session with every kind of turn that the pattern allows."""
     found = [Message(role="system", content="Be brief."), _user("What is in the box?")]
     for round_ in range(3):
         if mode.tools:

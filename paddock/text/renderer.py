@@ -1,9 +1,8 @@
-"""Tokens that know where they come from, and what every renderer can do.
+"""Rendered conversations (token ids, sources, loss mask) and the renderer protocol.
 
-A conversation becomes tokens piece by piece; each token knows who produced it, which message it
-belongs to and whether a model learns from it: a reply's reasoning, content, calls and the token
-that stops it are trained; role markers, what a prompt opens a reply with, and everything that
-others say are not.
+Every token has a source, the index of its message, and a loss mask. The loss covers reasoning,
+content, tool calls and the stop token of assistant messages; it excludes role markers, the
+generation prompt and all other messages.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,44 +16,42 @@ from paddock.text.tokenizer import TextTooLongError, Tokenizer
 TokenSource = Literal["template", "system", "user", "assistant", "tool"]
 
 
-TokenRow = tuple[int, TokenSource, bool, int | None]  # of one token, the columns below
+TokenRow = tuple[int, TokenSource, bool, int | None]  # one token with the columns of RenderedTokens
 
 
 class NotPrefixPreservingError(ValueError):
-    """A template that changes what it said before, where it should only have gone on."""
+    """A chat template changes earlier text where it must only append."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedTokens:
-    """Tokens of a conversation, column by column."""
+    """The tokens of a conversation, as parallel columns."""
 
     token_ids: tuple[int, ...]
     sources: tuple[TokenSource, ...]
     loss_mask: tuple[bool, ...]
-    message_indices: tuple[
-        int | None, ...
-    ]  # index of the message that the token belongs to, if any
+    message_indices: tuple[int | None, ...]  # index of the message of each token, if any
 
     def __post_init__(self) -> None:
         for name in ("sources", "loss_mask", "message_indices"):
             count = len(getattr(self, name))
             if count != len(self.token_ids):
-                raise ValueError(f"{name}: {count} for {len(self.token_ids)} tokens")
+                raise ValueError(f"{name} has {count} entries for {len(self.token_ids)} tokens")
 
     def restrict_loss_to(self, messages: Collection[int]) -> Self:
-        """The same, but only these messages are trained, as far as they were."""
+        """A copy whose loss mask is limited to these messages."""
         pairs = zip(self.loss_mask, self.message_indices, strict=True)
         return replace(self, loss_mask=tuple(t and m in messages for t, m in pairs))
 
 
 class Renderer(Protocol):
-    """What every family of models can do with a conversation."""
+    """Renders conversations into the tokens of a model family."""
 
     tokenizer: Tokenizer
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a reply."""
+        """The tokens that end an assistant message."""
 
     def render_prompt(
         self,
@@ -62,10 +59,12 @@ class Renderer(Protocol):
         *,
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> RenderedTokens:
-        """What a model is to go on from: the conversation and the opening of its reply. Nothing
-        of it is trained. Raises TooLong, at little cost, if it has far more than `most` tokens."""
+        """The conversation and the generation prompt, with an empty loss mask.
+
+        Raises TextTooLongError, at little cost, if it is much longer than `max_tokens`.
+        """
 
     def render_dialogue(
         self,
@@ -74,10 +73,10 @@ class Renderer(Protocol):
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         closed: bool = True,
-        most: int | None = None,
+        max_tokens: int | None = None,
     ) -> RenderedTokens:
-        """A whole conversation to learn from. `closed` ends its last reply, if that is the last
-        message, with the token that stops a model. `most` as in `prompt`."""
+        """A whole conversation for training. `closed` appends the stop token to the last message if
+        it comes from the assistant. `max_tokens` as in `render_prompt`."""
 
     def render_last_reply(
         self,
@@ -86,7 +85,7 @@ class Renderer(Protocol):
         tools: Sequence[ToolSpec] = (),
         thinking: ThinkingKwargs = DEFAULT_THINKING,
     ) -> RenderedTokens:
-        """A prompt and the reply to it, which is the last message and alone is trained."""
+        """A prompt and the last message; only the last message is in the loss mask."""
 
     def render_next_turn(
         self,
@@ -96,49 +95,49 @@ class Renderer(Protocol):
         thinking: ThinkingKwargs = DEFAULT_THINKING,
         answering: Message | None = None,
     ) -> RenderedTokens:
-        """Only what comes after `past`, the exact tokens of a session up to the last one sampled:
-        tool results or other messages, and the opening of the next reply. Nothing of it is trained;
-        messages are counted from the first new one.
+        """The tokens after `past`, without re-tokenizing it: new messages and generation prompt.
 
-        `answering` is the reply in `past` whose calls the results answer, if the order matters.
-        Raises RewritesPast where the template would not keep `past` as it is.
+        `past` are the exact tokens of a session up to the last sampled one. The loss mask is empty;
+        message indices count from the first new message. `answering` is the assistant message in
+        `past` whose calls the tool results answer, for templates that sort results. Raises
+        NotPrefixPreservingError if the template would change `past`.
         """
 
     def ignored_kwargs(self, thinking: ThinkingKwargs) -> dict[str, str]:
-        """What of `thinking` makes no difference to this model's template, and why."""
+        """The fields of `thinking` that this template ignores, each with the reason."""
 
 
-# --- pieces into tokens -------------------------------------------------------------------------
+# --- spans into tokens -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSpan:
-    """Some text, or one marker, with where it comes from."""
+    """Text or one special token, with its source."""
 
-    text: str  # a Special is that token, whatever it is spelled like; other text is plain
-    producer: TokenSource = "template"
+    text: str  # a SpecialToken becomes that token; other text is encoded as plain text
+    source: TokenSource = "template"
     message: int | None = None
-    trained: bool = False
+    loss_mask: bool = False
 
 
 def encode_spans(
-    pieces: Iterable[TemplateSpan], ids_of: Callable[[str], Sequence[int]]
+    spans: Iterable[TemplateSpan], ids_of: Callable[[str], Sequence[int]]
 ) -> RenderedTokens:
-    """The pieces in tokens."""
+    """Tokenize the spans."""
     token_ids: list[int] = []
-    producers: list[TokenSource] = []
-    trained: list[bool] = []
+    sources: list[TokenSource] = []
+    loss_mask: list[bool] = []
     messages: list[int | None] = []
-    for piece in pieces:
-        ids = ids_of(piece.text)
+    for span in spans:
+        ids = ids_of(span.text)
         token_ids += ids
-        producers += [piece.producer] * len(ids)
-        trained += [piece.trained] * len(ids)
-        messages += [piece.message] * len(ids)
+        sources += [span.source] * len(ids)
+        loss_mask += [span.loss_mask] * len(ids)
+        messages += [span.message] * len(ids)
     return RenderedTokens(
         token_ids=tuple(token_ids),
-        sources=tuple(producers),
-        loss_mask=tuple(trained),
+        sources=tuple(sources),
+        loss_mask=tuple(loss_mask),
         message_indices=tuple(messages),
     )
 
@@ -151,7 +150,7 @@ def rendered_from_rows(rows: Iterable[TokenRow]) -> RenderedTokens:
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many items two sequences begin with alike."""
+    """The length of the common prefix of two sequences."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
@@ -161,12 +160,14 @@ def check_no_assistant_messages(messages: Sequence[Message]) -> None:
         raise ValueError("an assistant message cannot be appended to a session: it is sampled")
 
 
-def check_message_count(messages: Sequence[Message], most: int | None) -> None:
-    """A message takes at least a token: more messages than tokens need not be laid out."""
-    if most is not None and len(messages) > most:
+def check_message_count(messages: Sequence[Message], max_tokens: int | None) -> None:
+    """Raise TextTooLongError if there are more messages than tokens, before rendering them."""
+    if max_tokens is not None and len(messages) > max_tokens:
         raise TextTooLongError(f"at least {len(messages)} tokens")
 
 
 def check_ends_with_assistant(messages: Sequence[Message]) -> None:
     if not messages or messages[-1].role != "assistant":
-        raise ValueError("the last message is no reply, so there is nothing to learn from")
+        raise ValueError(
+            "the last message must come from the assistant: there is nothing to train on"
+        )

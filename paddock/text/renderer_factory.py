@@ -18,10 +18,11 @@ from paddock.text.tokenizer import TOKENIZER_CONFIG_FILE, Tokenizer
 
 
 def get_renderer(tokenizer: Tokenizer, *, version: GlmVersion | None = None) -> Renderer:
-    """How this tokenizer's model reads conversations.
+    """The renderer for this tokenizer's model.
 
-    With `version`, GLM-5's template of that version. Else the template among the tokenizer's files,
-    which may turn out to be one of GLM-5's; else GLM-5's first, if the tokenizer has its markers.
+    With `version`, GLM-5's template of that version. Otherwise the template in the tokenizer's
+    files (GlmRenderer if it is one of GLM-5's), otherwise GLM-5's first template if the tokenizer
+    has its special tokens. Raises ChatTemplateError if there is none.
     """
     if version is not None:
         return GlmRenderer(tokenizer, version=version)
@@ -37,10 +38,10 @@ def get_renderer(tokenizer: Tokenizer, *, version: GlmVersion | None = None) -> 
 
 
 def with_chat_template(tokenizer: Tokenizer, version: GlmVersion) -> Tokenizer:
-    """The tokenizer with GLM-5's template among its files, for `save` to lay beside the weights."""
+    """The tokenizer with GLM-5's template among its files, for `save`."""
     files = {**tokenizer.files, CHAT_TEMPLATE_FILE: glm_chat_template_source(version).encode()}
     config = json.loads(files[TOKENIZER_CONFIG_FILE])
-    if config.pop("chat_template", None) is not None:  # another one, in an older place
+    if config.pop("chat_template", None) is not None:  # an older template in the config
         files[TOKENIZER_CONFIG_FILE] = (
             json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
         )

@@ -1,4 +1,4 @@
-"""The tokens that text cannot spell: GLM-5's 36 added tokens and where a tokenizer keeps them."""
+"""GLM-5's 36 special tokens and their ids in a tokenizer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class SpecialToken(StrEnum):
-    """GLM-5's added tokens, in the order of the released vocabulary, whose end they are.
+    """GLM-5's added tokens, in the order of the released vocabulary; they are its last tokens.
 
     >>> SpecialToken.USER.value, list(SpecialToken).index(SpecialToken.USER)
     ('<|user|>', 7)
@@ -52,28 +52,24 @@ class SpecialToken(StrEnum):
 
     @property
     def is_special(self) -> bool:
-        """Left out of decoded text on request ("special" in the released files). The others, such
-        as <think> and <tool_call>, are part of what the model says and always shown."""
-        return self in _SILENT
+        """Whether `skip_special` drops it from decoded text ("special" in tokenizer.json). Others,
+        such as <think> and <tool_call>, are part of the completion text."""
+        return self in _SPECIAL
 
 
-_SILENT = frozenset(
+_SPECIAL = frozenset(
     list(SpecialToken)[: list(SpecialToken).index(SpecialToken.TRANSCRIPTION_CLOSE) + 1]
 )
-STOP_TOKENS = (
-    SpecialToken.ENDOFTEXT,
-    SpecialToken.USER,
-    SpecialToken.OBSERVATION,
-)  # where a reply ends
+STOP_TOKENS = (SpecialToken.ENDOFTEXT, SpecialToken.USER, SpecialToken.OBSERVATION)
 
 
 class MissingTokenError(ValueError):
-    """A tokenizer without a token that is asked for; the message names both."""
+    """A tokenizer lacks a requested token; the message names both."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokenIds:
-    """The ids of GLM-5's added tokens in one tokenizer, which need not have them all.
+    """The ids of GLM-5's added tokens in one tokenizer, which may lack some of them.
 
     >>> ids = {SpecialToken.ENDOFTEXT: 300, SpecialToken.USER: 301}
     >>> specials = SpecialTokenIds(ids, tokenizer="tiny")
@@ -85,7 +81,7 @@ class SpecialTokenIds:
     """
 
     ids: Mapping[SpecialToken, int]
-    tokenizer: str  # how an error calls it
+    tokenizer: str  # name for error messages
 
     @classmethod
     def from_tokenizer(cls, id_of: Callable[[str], int | None], *, tokenizer: str) -> Self:
@@ -108,5 +104,5 @@ class SpecialTokenIds:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a reply, of those that there are."""
+        """The ids of the stop tokens that the tokenizer has."""
         return tuple(self.ids[token] for token in STOP_TOKENS if token in self.ids)

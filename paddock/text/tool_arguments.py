@@ -1,4 +1,4 @@
-"""Arguments of tool calls: JSON that may be broken, and text that a schema gives a type."""
+"""Tool-call arguments: lenient JSON parsing, and types from a JSON schema."""
 
 import ast
 import json
@@ -8,10 +8,10 @@ from typing import Any
 
 from paddock.records import json_codec
 
-RAW_ARGUMENTS_KEY = "arguments"  # the key under which arguments that are no JSON object are kept
+RAW_ARGUMENTS_KEY = "arguments"  # key for arguments that are not a JSON object
 
-_SCHEMA_LEVELS = 16  # that are looked into; a schema may refer to itself
-_KINDS: dict[type, str] = {
+_MAX_SCHEMA_DEPTH = 16  # a schema may refer to itself
+_JSON_TYPES: dict[type, str] = {
     str: "string",
     bool: "boolean",
     int: "integer",
@@ -23,7 +23,7 @@ _KINDS: dict[type, str] = {
 
 
 def parse_json_value(text: str) -> Any:
-    """The value that JSON `text` spells, as a record can carry it; ValueError if it does not."""
+    """The JSON value of `text`, with lone surrogates replaced. Raises ValueError if invalid."""
     try:
         return json_codec.to_json_value(json.loads(text))
     except RecursionError:
@@ -31,8 +31,8 @@ def parse_json_value(text: str) -> Any:
 
 
 def parse_arguments(given: object) -> json_codec.JsonObject:
-    """Arguments as clients send them: an object, or JSON text, or nothing. What is neither an
-    object nor spells one is kept as text under the key RAW, so that history can be shown.
+    """Arguments as clients send them: an object, JSON text, or nothing. Anything else is kept as
+    text under RAW_ARGUMENTS_KEY, so that invalid calls in the history can be rendered.
 
     >>> parse_arguments('{"city": "Oslo"}'), parse_arguments(""), parse_arguments('{"city": ')
     ({'city': 'Oslo'}, {}, {'arguments': '{"city": '})
@@ -64,7 +64,7 @@ def parse_arguments(given: object) -> json_codec.JsonObject:
 
 
 def allowed_json_types(parameters: json_codec.JsonObject, key: str) -> frozenset[str]:
-    """The JSON types that a tool's schema allows the argument `key`; empty if it does not say.
+    """The JSON types that a tool's schema allows for the argument `key`; empty if unspecified.
 
     >>> schema = {"properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
     >>> sorted(allowed_json_types(schema, "n")), allowed_json_types(schema, "m")
@@ -74,14 +74,14 @@ def allowed_json_types(parameters: json_codec.JsonObject, key: str) -> frozenset
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if schema is None:
         schema = parameters.get("additionalProperties")
-    return frozenset(_kinds(schema, parameters, _SCHEMA_LEVELS, set()))
+    return frozenset(_schema_types(schema, parameters, _MAX_SCHEMA_DEPTH, set()))
 
 
-def coerce_argument(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
-    """The value of an argument written as `text`, and whether it is of a type it may have.
+def coerce_argument(text: str, types: frozenset[str]) -> tuple[Any, bool]:
+    """The value of an argument written as `text`, and whether its type is allowed.
 
-    Text that may only be a string is never looked into. Else it is JSON, or a Python literal where
-    the schema asks for something, if that gives an allowed type; or the text itself.
+    If only strings are allowed, the text is the value. Otherwise it is parsed as JSON or, if the
+    schema names types, as a Python literal; if that gives no allowed type, the text is the value.
 
     >>> coerce_argument("5", frozenset({"integer"})), coerce_argument("5", frozenset({"string"}))
     ((5, True), ('5', True))
@@ -90,62 +90,62 @@ def coerce_argument(text: str, kinds: frozenset[str]) -> tuple[Any, bool]:
     >>> coerce_argument("{'a': None}", frozenset({"object"}))
     ({'a': None}, True)
     """
-    others = kinds - {"string"}
-    if kinds and not others:
+    others = types - {"string"}
+    if types and not others:
         return text, True
     try:
-        value = _spelled(text, literal=bool(kinds))
+        value = _parse_literal(text, literal=bool(types))
     except ValueError:
-        return text, not kinds or "string" in kinds
-    if not kinds or _fits(value, others):
+        return text, not types or "string" in types
+    if not types or _fits(value, others):
         return value, True
-    if "string" in kinds:
+    if "string" in types:
         return text, True
     if isinstance(value, float) and value.is_integer() and "integer" in others:
         return int(value), True
     return value, False
 
 
-def _spelled(text: str, *, literal: bool) -> Any:
-    """The value that `text` spells in JSON or, with `literal`, in Python."""
+def _parse_literal(text: str, *, literal: bool) -> Any:
+    """The value of `text` as JSON or, with `literal`, as a Python literal."""
     try:
         return parse_json_value(text)
     except ValueError:
         if not literal:
             raise
     try:
-        with warnings.catch_warnings():  # about escapes in what is no Python at all
+        with warnings.catch_warnings():  # invalid escapes in text that is not Python
             warnings.simplefilter("ignore")
             return json_codec.to_json_value(ast.literal_eval(text.strip()))
     except (SyntaxError, TypeError, MemoryError, RecursionError):
-        raise ValueError("no literal") from None
+        raise ValueError("not a literal") from None
 
 
-def _kinds(
-    schema: object, root: json_codec.JsonObject, levels: int, seen: set[int]
+def _schema_types(
+    schema: object, root: json_codec.JsonObject, depth: int, seen: set[int]
 ) -> Iterator[str]:
-    """`seen` are the parts that were looked at: many that refer to each other are no more work."""
-    if not isinstance(schema, Mapping) or not levels or id(schema) in seen:
+    """`seen` holds visited subschemas, so that mutual references stay linear."""
+    if not isinstance(schema, Mapping) or not depth or id(schema) in seen:
         return
     seen.add(id(schema))
-    said = schema.get("type")
-    if said is not None:
-        yield from (kind for kind in _listed(said) if isinstance(kind, str))
+    declared = schema.get("type")
+    if declared is not None:
+        yield from (type_name for type_name in _as_list(declared) if isinstance(type_name, str))
         return
-    values = [schema["const"]] if "const" in schema else _listed(schema.get("enum", []))
-    yield from (_KINDS[type(value)] for value in values)
+    values = [schema["const"]] if "const" in schema else _as_list(schema.get("enum", []))
+    yield from (_JSON_TYPES[type(value)] for value in values)
     for key in ("anyOf", "oneOf", "allOf"):
-        for option in _listed(schema.get(key, [])):
-            yield from _kinds(option, root, levels - 1, seen)
-    yield from _kinds(_referred(schema.get("$ref"), root), root, levels - 1, seen)
+        for option in _as_list(schema.get(key, [])):
+            yield from _schema_types(option, root, depth - 1, seen)
+    yield from _schema_types(_resolve_reference(schema.get("$ref"), root), root, depth - 1, seen)
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _referred(reference: object, root: json_codec.JsonObject) -> object:
-    """What a reference such as "#/$defs/City" stands for."""
+def _resolve_reference(reference: object, root: json_codec.JsonObject) -> object:
+    """The target of a reference such as "#/$defs/City"."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -154,6 +154,6 @@ def _referred(reference: object, root: json_codec.JsonObject) -> object:
     return found
 
 
-def _fits(value: object, kinds: frozenset[str]) -> bool:
-    kind = _KINDS[type(value)]
-    return kind in kinds or (kind == "integer" and "number" in kinds)
+def _fits(value: object, types: frozenset[str]) -> bool:
+    type_name = _JSON_TYPES[type(value)]
+    return type_name in types or (type_name == "integer" and "number" in types)

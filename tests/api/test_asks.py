@@ -35,12 +35,12 @@ def test_knobs_over_defaults():
     said = parse_body(
         SamplingFields, {"top_k": -1, "stop": "x", "logit_bias": {"5": -3}, "seed": -1}
     )
-    found = parse_sampling_params(said, most=9, defaults=DEFAULTS)
+    found = parse_sampling_params(said, max_new_tokens=9, defaults=DEFAULTS)
     assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, None)
     assert found.stop == ("x",) and found.logit_bias == (LogitBias(5, -3.0),)
     assert found.seed == 2**63 - 1 and found.max_new_tokens == 9
     assert (
-        parse_sampling_params(parse_body(SamplingFields, {}), most=None, defaults=DEFAULTS).top_k
+        parse_sampling_params(parse_body(SamplingFields, {}), max_new_tokens=None, defaults=DEFAULTS).top_k
         == 40
     )
 
@@ -230,7 +230,7 @@ def test_replies_of_the_responses_api_are_kept_apart():
     [{"previous_response_id": "r"}, {"conversation": {"id": "c"}}, {"prompt": {"id": "p"}}],
 )
 def test_what_this_server_does_not_keep_cannot_be_referred_to(kept):
-    with pytest.raises(ApiError, match="keeps no"):
+    with pytest.raises(ApiError, match="stores no"):
         parse_responses_request(parse_body(ResponsesBody, {"input": "x"} | kept), DEFAULTS, SERVER)
 
 
@@ -300,7 +300,7 @@ def test_a_choice_of_no_tool_is_refused(choice):
 
 
 def test_two_tools_of_one_name_are_refused():
-    with pytest.raises(ApiError, match="two are called 'look'"):
+    with pytest.raises(ApiError, match="duplicate name 'look'"):
         chat_of(tools=[TOOL, TOOL])
 
 
@@ -318,7 +318,7 @@ def test_two_tools_of_one_name_are_refused():
 )
 def test_the_four_shapes_of_a_prompt(prompt, expected):
     asks = parse_completion_requests(
-        parse_body(CompletionBody, {"prompt": prompt}), DEFAULTS, most=9
+        parse_body(CompletionBody, {"prompt": prompt}), DEFAULTS, max_completions=9
     )
     assert [ask.prompt for ask in asks] == expected
     assert asks[0].sampling.max_new_tokens == 16
@@ -326,26 +326,32 @@ def test_the_four_shapes_of_a_prompt(prompt, expected):
 
 def test_a_prompt_can_be_scored_alone():
     (ask,) = parse_completion_requests(
-        parse_body(CompletionBody, {"prompt": "a", "echo": True, "max_tokens": 0}), DEFAULTS, most=9
+        parse_body(CompletionBody, {"prompt": "a", "echo": True, "max_tokens": 0}),
+        DEFAULTS,
+        max_completions=9,
     )
     assert ask.scores_only and ask.sampling.max_new_tokens == 1
     with pytest.raises(ApiError, match="max_tokens"):
         parse_completion_requests(
-            parse_body(CompletionBody, {"prompt": "a", "max_tokens": 0}), DEFAULTS, most=9
+            parse_body(CompletionBody, {"prompt": "a", "max_tokens": 0}),
+            DEFAULTS,
+            max_completions=9,
         )
 
 
 def test_a_native_request_has_the_defaults_of_its_own_dialect():
-    (ask,), many = parse_generate_requests(parse_body(GenerateBody, {"input_ids": [1, 2]}), most=9)
+    (ask,), many = parse_generate_requests(
+        parse_body(GenerateBody, {"input_ids": [1, 2]}), max_completions=9
+    )
     assert not many and ask.prompt == (1, 2)
     assert (ask.sampling.max_new_tokens, ask.sampling.temperature) == (128, 1.0)
-    assert ask.top_logprobs is None and ask.prompt_logprobs_from is None
+    assert ask.top_logprobs is None and ask.prompt_logprobs_start is None
     body = {"input_ids": [1], "logprob_start_len": 0}
-    (unasked,), _ = parse_generate_requests(parse_body(GenerateBody, body), most=9)
+    (unasked,), _ = parse_generate_requests(parse_body(GenerateBody, body), max_completions=9)
     (asked,), _ = parse_generate_requests(
-        parse_body(GenerateBody, body | {"return_logprob": True}), most=9
+        parse_body(GenerateBody, body | {"return_logprob": True}), max_completions=9
     )
-    assert (unasked.prompt_logprobs_from, asked.prompt_logprobs_from) == (None, 0)
+    assert (unasked.prompt_logprobs_start, asked.prompt_logprobs_start) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -364,14 +370,16 @@ def test_a_native_request_has_the_defaults_of_its_own_dialect():
         ),
         (
             CompletionBody,
-            lambda b, most: parse_completion_requests(b, DEFAULTS, most=most),
+            lambda b, max_completions: parse_completion_requests(
+                b, DEFAULTS, max_completions=max_completions
+            ),
             {"prompt": ["a"] * 10},
         ),
     ],
 )
 def test_one_request_cannot_ask_for_a_crowd(kind, make, body):
-    with pytest.raises(ApiError, match="more than 9"):
-        make(parse_body(kind, body), most=9)
+    with pytest.raises(ApiError, match="at most 9"):
+        make(parse_body(kind, body), max_completions=9)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +391,7 @@ def test_one_request_cannot_ask_for_a_crowd(kind, make, body):
     ],
 )
 def test_what_would_slow_every_token_down_is_refused(wrong):
-    with pytest.raises(ApiError, match=r"more than|longer than"):
+    with pytest.raises(ApiError, match=r"at most|longer than"):
         chat_of(**wrong)
 
 
@@ -396,7 +404,7 @@ def test_what_would_slow_every_token_down_is_refused(wrong):
         (b"\xff", "not valid UTF-8: invalid start byte at byte 0"),
         (b'{"a": Infinity}', "Infinity is not a JSON number"),
         (b"{", "not valid JSON"),
-        (b"[" * 100_000, "nested too deeply|more than 100 values"),
+        (b"[" * 100_000, "nested too deeply|more than 100 levels"),
     ],
 )
 def test_bytes_that_are_no_json(data, message):
@@ -413,7 +421,7 @@ def test_halves_of_pairs_are_mended():
 
 def test_a_body_must_be_an_object():
     for value in ([], None, "x", 3):
-        with pytest.raises(ApiError, match="not a JSON object"):
+        with pytest.raises(ApiError, match="must be a JSON object"):
             parse_body(ChatCompletionBody, value)
 
 
@@ -424,6 +432,7 @@ def test_a_body_must_be_an_object():
 def test_a_native_client_hears_its_own_names(params, name):
     with pytest.raises(ApiError, match=rf"^{name}:") as refused:
         parse_generate_requests(
-            parse_body(GenerateBody, {"input_ids": [1], "sampling_params": params}), most=9
+            parse_body(GenerateBody, {"input_ids": [1], "sampling_params": params}),
+            max_completions=9,
         )
     assert refused.value.param == name

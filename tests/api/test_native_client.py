@@ -90,11 +90,11 @@ def test_streams_hold_all_so_far_or_what_is_new(incremental):
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"text": "hello"}, "no answer of /generate"),
-        (payload([5, 6], total=3, finish="stop"), "completion_tokens: 3, but 2"),
+        ({"text": "hello"}, "not a /generate response"),
+        (payload([5, 6], total=3, finish="stop"), "completion_tokens is 3, but 2"),
         (payload([5], finish="stop") | {"output_ids": [6]}, "output_ids"),
         (payload([5], finish="stop", output_token_logprobs=None), "output_token_logprobs"),
-        (payload([5], finish="stop", weight_version="latest"), "carries no number"),
+        (payload([5], finish="stop", weight_version="latest"), "contains no number"),
         (payload([5], finish="stop", weight_versions=[[1, "3"]]), "first token"),
         (payload([5], finish="eaten"), "finish_reason"),
     ],
@@ -105,7 +105,7 @@ def test_what_cannot_be_trained_on_is_refused(wrong, why):
 
 
 def test_an_answer_that_is_not_finished_is_no_completion():
-    with pytest.raises(ApiError, match="broke off"):
+    with pytest.raises(ApiError, match="ended before"):
         parse_generate_output(payload([5])).completion  # noqa: B018
 
 

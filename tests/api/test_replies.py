@@ -191,7 +191,9 @@ RESPOND = asked(
 @settings(max_examples=40)
 @given(CUTS)
 def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
-    frame = ResponsesEnvelope(id="resp_1", model="m", created=1, ask=RESPOND, spelling=SPELLING)
+    frame = ResponsesEnvelope(
+        id="resp_1", model="m", created=1, request=RESPOND, token_decoder=SPELLING
+    )
     found, stream = reading(), ResponseStream(frame)
     events = stream.open()
     for delta in deltas(IDS, cuts):
@@ -270,10 +272,10 @@ def test_a_dropped_call_leaves_its_number_unused():
 
 def test_reasoning_can_be_hidden_or_joined():
     message = whole()
-    assert format_message_dict(replace(CHAT, shows_reasoning=False), message)["reasoning"] is None
-    joined = format_message_dict(replace(CHAT, joins_reasoning=True), message)
+    assert format_message_dict(replace(CHAT, include_reasoning=False), message)["reasoning"] is None
+    joined = format_message_dict(replace(CHAT, inline_reasoning=True), message)
     assert joined["content"] == "<think>Need the tool.</think>Checking \U0001f600."
-    ask = replace(CHAT, joins_reasoning=True)
+    ask = replace(CHAT, inline_reasoning=True)
     found, stream, said = reading(), ChatCompletionStream(ask, 0, FRAME, SPELLING), ""
     for delta in deltas(IDS, range(40)):
         for chunk in stream.push(found.feed(delta), delta):

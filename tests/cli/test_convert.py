@@ -164,7 +164,7 @@ def a_layer_too_few(network):
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (unknown_tokenizer, "no pre-tokenizer called 'tekken'"),
+        (unknown_tokenizer, "pre-tokenizer must be one of"),
         (not_a_number, "'norm.weight' holds nan"),
         (a_layer_too_few, "'layers.1.mlp.up.weight' is missing"),
     ],

@@ -130,7 +130,7 @@ def test_a_packed_file_that_is_damaged_is_named(tmp_path, harm):
         (chat("a", "b", weight="much"), "weight: expected a number, got 'much'"),
         (chat("a", "b", weight=-1), "weight: -1.0"),
         (chat("a", "b", tools="[{"), "tools: not valid JSON"),
-        (chat("a", "b", tools=[{"type": "web"}]), "tools[0]: a tool of type 'web'"),
+        (chat("a", "b", tools=[{"type": "web"}]), "tools[0]: tool of type 'web'"),
         (
             {"conversations": [{"from": "who", "value": "a"}]},
             "conversations[0].from must be one of",

@@ -26,7 +26,7 @@ class Live:
     engines: list[Engine]
     tokenizer: Tokenizer
     renderer: Renderer
-    hall: Any
+    service: Any
     loops: list[asyncio.AbstractEventLoop]  # of the server's thread, once it has been asked
     http: httpx.Client
 
@@ -39,14 +39,14 @@ class Live:
     def settle(self) -> None:
         """Until nothing is being answered."""
         busy = lambda e: e.stats().running + e.stats().waiting  # noqa: E731
-        until(lambda: not self.hall.live and not any(map(busy, self.engines)))
+        until(lambda: not self.service.live and not any(map(busy, self.engines)))
 
     def audit(self) -> list[str]:
         """What is left over that should not be, once nothing is being answered."""
         self.settle()
         left = [line for engine in self.engines for line in engine.audit()]
-        left += [f"session {name}" for name in self.hall.sessions]
-        left += [f"replica {i} load {n}" for i, n in enumerate(self.hall.replicas.loads) if n]
+        left += [f"session {name}" for name in self.service.sessions]
+        left += [f"replica {i} load {n}" for i, n in enumerate(self.service.replicas.loads) if n]
         return left
 
     def tasks(self) -> list[str]:
@@ -89,7 +89,7 @@ def serving(
         await app(scope, receive, send)
 
     with listening(watched) as url, httpx.Client(base_url=url, timeout=60) as http:
-        yield Live(url, engines, tokenizer, renderer, app.state.hall, loops, http)
+        yield Live(url, engines, tokenizer, renderer, app.state.service, loops, http)
     for each in engines:
         each.close()
 

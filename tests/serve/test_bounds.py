@@ -108,7 +108,7 @@ def test_a_request_id_cannot_forge_lines_of_the_log(live, path, body, rid, caplo
     with caplog.at_level("INFO", "paddock"):
         found = live.post(path, body | {key: rid})
     assert found.status_code == 400
-    assert all(line.getMessage().isprintable() for line in caplog.make_records)
+    assert all(line.getMessage().isprintable() for line in caplog.records)
 
 
 # --- lists and echoes -----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_a_request_that_is_aborted_before_it_was_read_has_no_scores(live):
     live.post("/pause_generation", {"mode": "in_place"})
     scored = SLOW | {"rid": "waits", "return_logprob": True, "logprob_start_len": 0}
     asking = Asking(live, scored | {"top_logprobs_num": 1})
-    until(lambda: "waits" in live.hall.live)
+    until(lambda: "waits" in live.service.live)
     live.post("/abort_request", {"rid": "waits"})
     meta = asking.done()["meta_info"]
     live.post("/continue_generation", {})

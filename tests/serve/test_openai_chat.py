@@ -198,7 +198,7 @@ def test_unknown_kinds_of_tools_are_skipped(client, caplog):
     again = client.chat.completions.create(model="m", messages=HELLO, tools=tools, temperature=0)
     assert done.choices[0].message.content == "Hello there, friend!"
     assert again.usage.prompt_tokens == done.usage.prompt_tokens
-    said = [r.message for r in caplog.make_records if "web_search" in r.message]
+    said = [r.message for r in caplog.records if "web_search" in r.message]
     assert said == ["tools of type 'web_search' are skipped: this server does not run them"]
 
 

@@ -30,9 +30,9 @@ def browser():
 def page(browser, live):
     found = browser.new_page(viewport={"width": 1000, "height": 760})
     complaints = []
-    found.apply("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-    found.apply("pageerror", lambda e: complaints.append(str(e)))
-    found.apply(
+    found.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    found.on("pageerror", lambda e: complaints.append(str(e)))
+    found.on(
         "request",
         lambda r: (
             complaints.append(r.url)

@@ -207,7 +207,7 @@ def test_a_template_that_forgets_is_refused_with_the_place(files):
     ours = renderer(files, FORGETS)
     thought = (user("a"), reply("b", "Hm."), user("c"), reply("d", "So."))
     with pytest.raises(
-        NotPrefixPreservingError, match=r"template of family changes .* comes to messages\[2:3\]"
+        NotPrefixPreservingError, match=r"template of family changes .* renders messages\[2:3\]"
     ):
         ours.render_dialogue(thought)
     # One turn of it, and results of tools, are fine.
@@ -217,7 +217,7 @@ def test_a_template_that_forgets_is_refused_with_the_place(files):
     ]
     ours.render_dialogue((user("a"), reply("b", "Hm."), reply("c", "So.")))
     # With thinking off, prompts say what replies then lack.
-    with pytest.raises(NotPrefixPreservingError, match=r"comes to messages\[1\]: .*<think>"):
+    with pytest.raises(NotPrefixPreservingError, match=r"renders messages\[1\]: .*<think>"):
         ours.render_last_reply(
             (user("a"), reply("b")), thinking=ThinkingKwargs(enable_thinking=False)
         )
@@ -263,7 +263,7 @@ def test_a_session_of_sampled_tokens_is_the_dialogue_of_its_messages(files):
 def test_a_session_that_would_be_rewritten_is_refused(files):
     ours = renderer(files, FORGETS)
     past = [*ours.render_prompt(TURNS[:1]).token_ids, *ours.tokenizer.encode("Hm", specials=True)]
-    with pytest.raises(NotPrefixPreservingError, match="comes to the new messages"):
+    with pytest.raises(NotPrefixPreservingError, match="renders the new messages"):
         ours.render_next_turn(past, [user("Sure?")])
     result = Message(role="tool", content="x", tool_call_id="a")
     assert ours.tokenizer.decode(ours.render_next_turn(past, [result]).token_ids).startswith(

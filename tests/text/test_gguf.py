@@ -188,10 +188,10 @@ def test_transformers_reads_the_files_as_the_same_tokenizer(tmp_path, kind, pre)
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        ({"kind": "bert"}, "no kind of tokenizer called 'bert' is known; there are gpt2, llama"),
-        ({"pre": "tekken"}, "no pre-tokenizer called 'tekken' is known; there are default, gpt-2"),
+        ({"kind": "bert"}, "tokenizer model must be one of gpt2, llama, got 'bert'"),
+        ({"pre": "tekken"}, "pre-tokenizer must be one of default, gpt-2.* got 'tekken'"),
         ({"merges": None}, "'tokenizer.ggml.merges' is missing"),
-        ({"merges": ["a qq"]}, "vocabulary and merges do not fit each other: .*qq"),
+        ({"merges": ["a qq"]}, "vocabulary and merges are inconsistent: .*qq"),
         ({"token_type": [1, 1]}, "'tokenizer.ggml.token_type' has 2 entries, not"),
         ({"bos_token_id": 9999}, "'tokenizer.ggml.bos_token_id' is 9999 in a vocabulary of"),
         ({"kind": "llama", "scores": None}, "'tokenizer.ggml.scores' is missing"),

@@ -164,7 +164,7 @@ def test_a_reply_alone_is_learned_on_request_and_any_choice_of_messages():
     ]
     whole = renderer.render_dialogue(DIALOGUE, thinking=KEEP).restrict_loss_to({4})
     assert [t for on, t in said(whole, "loss_mask") if on] == ["So.</think>Sky.<|user|>"]
-    with pytest.raises(ValueError, match="the last message is no reply"):
+    with pytest.raises(ValueError, match="the last message must come from the assistant"):
         renderer.render_last_reply(DIALOGUE[:2])
 
 
@@ -282,7 +282,7 @@ def test_a_session_of_sampled_tokens_is_the_dialogue_of_its_messages(version):
 def test_forgetting_thoughts_is_refused_and_only_that():
     past = [*PROMPT, *ids("Hm.</think>Yes.<|user|>")]
     with pytest.raises(
-        NotPrefixPreservingError, match=r"GLM-5 leaves out earlier thoughts .*clear_thinking=Fal"
+        NotPrefixPreservingError, match=r"GLM-5 drops earlier reasoning .*clear_thinking=Fal"
     ):
         GlmRenderer(TOKENIZER).render_next_turn(past, [user("And?")])
     # Even an empty thought would look different: it would not be there at all.

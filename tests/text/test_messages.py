@@ -84,17 +84,23 @@ def test_a_client_may_send_every_field_with_every_message():
     ("entry", "complaint"),
     [
         ("Hi", r"messages\[1\]: expected an object, got 'Hi'"),
-        ({"content": "x"}, r"messages\[1\]\.role: None is none of system, developer, user"),
-        ({"role": "pony"}, r"messages\[1\]\.role: 'pony' is none of"),
+        (
+            {"content": "x"},
+            r"messages\[1\]\.role: must be one of system, developer, user.* got None",
+        ),
+        ({"role": "pony"}, r"messages\[1\]\.role: must be one of .* got 'pony'"),
         ({"role": "user", "content": 7}, r"messages\[1\]\.content: expected text, got 7"),
         (
             {"role": "user", "content": [{"type": "image_url"}]},
-            r"messages\[1\]\.content\[0\]: no text but image_url",
+            r"messages\[1\]\.content\[0\]: expected text, got image_url",
         ),
         ({"role": "user", "reasoning": "x"}, r"messages\[1\]\.reasoning: only the assistant"),
         ({"role": "assistant", "reasoning": [1]}, r"messages\[1\]\.reasoning: expected text"),
         ({"role": "assistant", "tool_calls": "f"}, r"messages\[1\]\.tool_calls: expected a list"),
-        ({"role": "assistant", "tool_calls": [{}]}, r"messages\[1\]\.tool_calls\[0\]: a call with"),
+        (
+            {"role": "assistant", "tool_calls": [{}]},
+            r"messages\[1\]\.tool_calls\[0\]: must have a function name",
+        ),
         (
             {"role": "assistant", "tool_calls": [{"id": "a", "name": "f"}] * 2},
             r"messages\[1\]\.tool_calls: two have the same id",
@@ -121,7 +127,7 @@ def test_tools_in_any_wrapper():
     ("tool", "complaint"),
     [
         ("f", r"tools\[0\]: expected an object"),
-        ({"type": "web_search"}, r"tools\[0\]: a tool of type 'web_search' without a name"),
+        ({"type": "web_search"}, r"tools\[0\]: tool of type 'web_search' must have a name"),
         ({"name": ""}, r"tools\[0\]\.name: empty"),
         ({"name": "f", "parameters": [1]}, r"tools\[0\]\.parameters: expected a JSON object"),
         ({"name": "f", "description": 3}, r"tools\[0\]\.description: expected text"),

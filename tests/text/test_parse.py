@@ -156,19 +156,19 @@ def test_calls(text, content, expected):
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        (call("fly", to="the moon"), "a call of an unknown tool 'fly'"),
-        (call(""), "a call of an unknown tool ''"),
+        (call("fly", to="the moon"), "tool call of unknown tool 'fly'"),
+        (call(""), "tool call of unknown tool ''"),
         (
             "<tool_call>bash\n<arg_value>ls</arg_value></tool_call>",
-            "<arg_value> in the wrong place",
+            "misplaced <arg_value>",
         ),
-        ("<tool_call>now<arg_key>a</arg_key></tool_call>", "</tool_call> in the wrong place"),
-        ("<tool_call>now<arg_key>a</tool_call>", "</tool_call> in the wrong place"),
-        ("<tool_call>now</think>", "</think> in the wrong place"),
-        ("<tool_call>no", "a call that does not end"),
-        ("<tool_call>now", "a call that does not end"),
-        ("<tool_call>now<arg_key>a</arg_key><arg_value>rm -rf /tmp", "a call that does not end"),
-        ('<tool_call>{"name": 3}</tool_call>', "a call of an unknown tool"),
+        ("<tool_call>now<arg_key>a</arg_key></tool_call>", "misplaced </tool_call>"),
+        ("<tool_call>now<arg_key>a</tool_call>", "misplaced </tool_call>"),
+        ("<tool_call>now</think>", "misplaced </think>"),
+        ("<tool_call>no", "unfinished tool call"),
+        ("<tool_call>now", "unfinished tool call"),
+        ("<tool_call>now<arg_key>a</arg_key><arg_value>rm -rf /tmp", "unfinished tool call"),
+        ('<tool_call>{"name": 3}</tool_call>', "tool call of unknown tool"),
     ],
 )
 def test_what_is_no_call_stays_as_text_with_a_note(text, note):

@@ -303,7 +303,7 @@ def test_what_is_passed_over_changes_nothing_and_is_named(version, thinking, nam
 
 def test_an_unknown_version_is_refused_with_those_there_are():
     with pytest.raises(
-        ChatTemplateError, match=r"no GLM-5 template '6'; there are 5, 5.1, 5.2, 5.3"
+        ChatTemplateError, match=r"GLM version must be one of 5, 5.1, 5.2, 5.3, got '6'"
     ):
         glm_chat_template_source("6")
 

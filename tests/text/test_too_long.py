@@ -58,9 +58,9 @@ def test_a_conversation_far_too_long_is_refused_after_a_part_of_it(tokenizer, re
         )
     messages, tools = conversations(WORDS * 2000)[where]
     with pytest.raises(TextTooLongError, match="at least"):
-        renderer.render_prompt(messages, tools=tools, most=200)
+        renderer.render_prompt(messages, tools=tools, max_tokens=200)
     with pytest.raises(TextTooLongError):
-        renderer.render_dialogue(messages, tools=tools, most=200)
+        renderer.render_dialogue(messages, tools=tools, max_tokens=200)
     assert read.characters < 140_000  # of 150,000, twice
 
 

@@ -1,11 +1,11 @@
-"""One file a dialect: its bodies to the engine, the engine's answers to its replies.
+"""Routes of the inference server, one file per API.
 
-anthropic.py    messages and count_tokens
-admin.py        caches, aborts, pauses and weights
-info.py         what this server is and how it is
-vllm.py         vLLM's tokens in, tokens out
-sglang.py       SGLang's /generate
-openai.py       chat and text completions
-responses.py    OpenAI's Responses
-tokenize.py     the tokenizer's own endpoints
+admin.py        cache flush, abort, pause and weight updates
+anthropic.py    Anthropic Messages and count_tokens
+info.py         chat page, health, metrics, model and server information
+openai.py       OpenAI Chat Completions and Completions
+responses.py    OpenAI Responses
+sglang.py       SGLang /generate
+tokenize.py     /tokenize, /detokenize, /apply-template and /tokenizer_info
+vllm.py         vLLM /inference/v1/generate
 """

@@ -1,4 +1,4 @@
-"""Anthropic's messages and count_tokens."""
+"""Anthropic /v1/messages and /v1/messages/count_tokens."""
 
 from typing import Any
 
@@ -10,32 +10,40 @@ from paddock.serve.chat_service import ChatService
 
 
 class AnthropicRoutes:
-    def __init__(self, hall: ChatService) -> None:
-        self.hall = hall
+    def __init__(self, service: ChatService) -> None:
+        self.service = service
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route("/v1/messages", self.messages, body=anthropic_request.MessagesBody)
-        doors.add_route(
-            "/v1/messages/count_tokens", self.count, body=anthropic_request.CountTokensBody
+    def register(self, router: JsonRouter) -> None:
+        router.add_route("/v1/messages", self.messages, body=anthropic_request.MessagesBody)
+        router.add_route(
+            "/v1/messages/count_tokens", self.count_tokens, body=anthropic_request.CountTokensBody
         )
 
-    async def count(self, _http: Request, value: Any) -> Any:
+    async def count_tokens(self, _http: Request, value: Any) -> Any:
         body = parse_body(anthropic_request.CountTokensBody, value)
-        self.hall.check_model(body.model)
-        asked = anthropic_request.parse_count_tokens_request(body, self.hall.default_thinking)
-        prompt = await self.hall.render_prompt(asked, most=self.hall.max_tokenize_tokens)
+        self.service.check_model(body.model)
+        request = anthropic_request.parse_count_tokens_request(body, self.service.default_thinking)
+        prompt = await self.service.render_prompt(
+            request, max_tokens=self.service.max_tokenize_tokens
+        )
         return {"input_tokens": len(prompt)}
 
     async def messages(self, http: Request, value: Any) -> Any:
         body = parse_body(anthropic_request.MessagesBody, value)
-        self.hall.check_model(body.model)
-        ask = anthropic_request.parse_messages_request(
-            body, self.hall.default_sampling_params, self.hall.default_thinking
+        self.service.check_model(body.model)
+        api_request = anthropic_request.parse_messages_request(
+            body, self.service.default_sampling_params, self.service.default_thinking
         )
-        prompt = await self.hall.render_prompt(ask)
-        call = self.hall.new_generation(http, ask, self.hall.build_requests(ask, prompt))
-        voice = formatter.MessagesFormatter(self.hall.speaker, ask, prompt)
-        if ask.stream:
-            return PayloadStream(formatter.stream_payloads(voice, call.stream_single()))
-        (delta,) = await call.final_deltas()
-        return voice.format_response(delta)
+        prompt = await self.service.render_prompt(api_request)
+        generation = self.service.new_generation(
+            http, api_request, self.service.build_requests(api_request, prompt)
+        )
+        message_formatter = formatter.MessagesFormatter(
+            self.service.formatter_context, api_request, prompt
+        )
+        if api_request.stream:
+            return PayloadStream(
+                formatter.stream_payloads(message_formatter, generation.stream_single())
+            )
+        (delta,) = await generation.final_deltas()
+        return message_formatter.format_response(delta)

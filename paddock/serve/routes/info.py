@@ -1,4 +1,4 @@
-"""What this server is, and how it is."""
+"""Chat page, health, metrics, model and server information."""
 
 import asyncio
 import time
@@ -22,33 +22,33 @@ GET = ("GET",)
 
 
 class InfoRoutes:
-    def __init__(self, hall: ChatService) -> None:
-        self.hall = hall
-        settings = hall.settings
-        self.exhibition = MetricsCollector(
+    def __init__(self, service: ChatService) -> None:
+        self.service = service
+        settings = service.settings
+        self.metrics_collector = MetricsCollector(
             prefix=settings.metrics_prefix, model=settings.served_model_name, clock=time.monotonic
         )
         self.page = (files("paddock.serve") / "page" / "chat.html").read_bytes()
         self.created = int(time.time())
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route("/", self.chat_page, methods=GET, media_type="text/html")
+    def register(self, router: JsonRouter) -> None:
+        router.add_route("/", self.chat_page, methods=GET, media_type="text/html")
         for path in ("/health", "/ping"):
-            doors.add_route(path, self.health, methods=GET)
-        doors.add_route("/health_generate", self.health_generate, methods=GET)
-        doors.add_route("/metrics", self.metrics, methods=GET, media_type="text/plain")
-        doors.add_route("/v1/models", self.models, methods=GET)
-        doors.add_route("/v1/models/{model:path}", self.model, methods=GET)
+            router.add_route(path, self.health, methods=GET)
+        router.add_route("/health_generate", self.health_generate, methods=GET)
+        router.add_route("/metrics", self.metrics, methods=GET, media_type="text/plain")
+        router.add_route("/v1/models", self.models, methods=GET)
+        router.add_route("/v1/models/{model:path}", self.model, methods=GET)
         for path in ("/model_info", "/get_model_info"):
-            doors.add_route(path, self.model_info, methods=GET)
+            router.add_route(path, self.model_info, methods=GET)
         for path in ("/server_info", "/get_server_info"):
-            doors.add_route(path, self.server_info, methods=GET)
-        doors.add_route("/get_weight_version", self.weight_version, methods=GET)
+            router.add_route(path, self.server_info, methods=GET)
+        router.add_route("/get_weight_version", self.weight_version, methods=GET)
         for path in ("/v1/loads", "/get_load"):
-            doors.add_route(path, self.loads, methods=GET)
+            router.add_route(path, self.loads, methods=GET)
 
     async def chat_page(self, _http: Request, _value: Any) -> Response:
-        # Everything the page needs is in it; nothing may be fetched from elsewhere.
+        # The page is self-contained; it may load nothing from other sites.
         policy = (
             "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
             "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -57,50 +57,52 @@ class InfoRoutes:
         return Response(self.page, media_type="text/html; charset=utf-8", headers=headers)
 
     async def health(self, _http: Request, _value: Any) -> Any:
-        self._refuse_broken()
+        self._check_healthy()
         return {"status": "ok"}
 
     async def health_generate(self, _http: Request, _value: Any) -> Any:
-        """One token of every engine that is not paused."""
-        self._refuse_broken()
-        every = await self._stats()
+        """Generate one token on every engine that is not paused."""
+        self._check_healthy()
+        all_stats = await self._stats()
         request = EngineRequest(
             token_ids=(0,),
             sampling_params=SamplingParams(max_new_tokens=1, temperature=0.0),
             priority=2**31,
         )
         try:
-            async with asyncio.timeout(self.hall.settings.health_timeout_s):
-                for engine, stats in zip(self.hall.replicas.engines, every, strict=True):
+            async with asyncio.timeout(self.service.settings.health_timeout_s):
+                for engine, stats in zip(self.service.replicas.engines, all_stats, strict=True):
                     if not stats.paused:
-                        await engine.async_generate(_named(request))
+                        await engine.async_generate(_with_fresh_id(request))
         except (TimeoutError, EngineError) as error:
-            why = str(error) or f"no token in {self.hall.settings.health_timeout_s} s"
+            why = str(error) or f"no token in {self.service.settings.health_timeout_s} s"
             raise ApiError(f"unhealthy: {why}", status=503) from None
         return {"status": "ok"}
 
-    def _refuse_broken(self) -> None:
-        for rank, engine in enumerate(self.hall.replicas.engines):
+    def _check_healthy(self) -> None:
+        for rank, engine in enumerate(self.service.replicas.engines):
             if not engine.healthy:
                 raise ApiError(f"the engine of replica {rank} has failed", status=503)
 
     async def _stats(self) -> list[EngineStats]:
-        engines = self.hall.replicas.engines
+        engines = self.service.replicas.engines
         return list(await asyncio.gather(*(asyncio.to_thread(Engine.stats, e) for e in engines)))
 
     async def metrics(self, _http: Request, _value: Any) -> Response:
-        text = self.exhibition.render(await self._stats(), sessions=len(self.hall.sessions))
+        text = self.metrics_collector.render(
+            await self._stats(), sessions=len(self.service.sessions)
+        )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _http: Request, _value: Any) -> Any:
         return {
             "object": "list",
-            "data": [self._model(n) for n in self.hall.settings.served_model_names],
+            "data": [self._model(n) for n in self.service.settings.served_model_names],
         }
 
     async def model(self, http: Request, _value: Any) -> Any:
         name = http.path_params["model"]
-        self.hall.check_model(name)
+        self.service.check_model(name)
         return self._model(name)
 
     def _model(self, name: str) -> dict[str, Any]:
@@ -109,37 +111,37 @@ class InfoRoutes:
             "object": "model",
             "created": self.created,
             "owned_by": "paddock",
-            "root": self.hall.settings.model_path,
+            "root": self.service.settings.model_path,
             "parent": None,
-            "max_model_len": self.hall.capacity.context_length,
+            "max_model_len": self.service.capacity.context_length,
         }
 
     async def model_info(self, _http: Request, _value: Any) -> Any:
-        settings, engine = self.hall.settings, self.hall.replicas.engines[0]
-        glm = hasattr(self.hall.renderer, "version")
+        settings, engine = self.service.settings, self.service.replicas.engines[0]
+        glm = hasattr(self.service.renderer, "version")
         return {
             "model_path": settings.model_path,
             "tokenizer_path": settings.model_path,
             "served_model_name": settings.served_model_name,
             "is_generation": True,
-            "weight_version": self.hall.labels.label_of(engine.version),
+            "weight_version": self.service.labels.label_of(engine.version),
             "preferred_sampling_params": None,
             "reasoning_parser": "glm45" if glm else None,
             "tool_call_parser": "glm47" if glm else None,
             "model_type": engine.config.family,
             "architectures": None,
-            "max_context_length": self.hall.capacity.context_length,
-            "vocab_size": self.hall.vocab,
-            "has_chat_template": self.hall.renderer is not None,
+            "max_context_length": self.service.capacity.context_length,
+            "vocab_size": self.service.vocab,
+            "has_chat_template": self.service.renderer is not None,
         }
 
     async def server_info(self, _http: Request, _value: Any) -> Any:
-        settings, replicas = self.hall.settings, self.hall.replicas
-        capacity, engine = self.hall.capacity, replicas.engines[0].settings
+        settings, replicas = self.service.settings, self.service.replicas
+        capacity, engine = self.service.capacity, replicas.engines[0].settings
         states = [
             {
                 "dp_rank": rank,
-                "weight_version": self.hall.labels.label_of(stats.version),
+                "weight_version": self.service.labels.label_of(stats.version),
                 "num_running_reqs": stats.running,
                 "num_waiting_reqs": stats.waiting,
                 "paused": stats.paused,
@@ -166,8 +168,8 @@ class InfoRoutes:
         }
 
     async def weight_version(self, _http: Request, _value: Any) -> Any:
-        version = self.hall.replicas.engines[0].version
-        return {"weight_version": self.hall.labels.label_of(version)}
+        version = self.service.replicas.engines[0].version
+        return {"weight_version": self.service.labels.label_of(version)}
 
     async def loads(self, _http: Request, _value: Any) -> Any:
         return [
@@ -182,5 +184,5 @@ class InfoRoutes:
         ]
 
 
-def _named(request: EngineRequest) -> EngineRequest:
+def _with_fresh_id(request: EngineRequest) -> EngineRequest:
     return replace(request, id=f"health-{uuid4().hex}")

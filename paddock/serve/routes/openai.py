@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions."""
+"""OpenAI /v1/chat/completions and /v1/completions."""
 
 import time
 from collections.abc import AsyncIterator
@@ -20,160 +20,193 @@ from paddock.api import (
 )
 from paddock.http import JsonRouter, PayloadStream
 from paddock.records import ApiError
-from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
+from paddock.serve.chat_service import ChatService, ReturnOptions
+from paddock.serve.generation import Generation
 
 
 class OpenAIRoutes:
-    def __init__(self, hall: ChatService) -> None:
-        self.hall = hall
+    def __init__(self, service: ChatService) -> None:
+        self.service = service
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route(
+    def register(self, router: JsonRouter) -> None:
+        router.add_route(
             "/v1/chat/completions",
             self.chat_completions,
             body=openai_chat_request.ChatCompletionBody,
         )
-        doors.add_route("/v1/completions", self.completions, body=openai_completions.CompletionBody)
+        router.add_route(
+            "/v1/completions", self.completions, body=openai_completions.CompletionBody
+        )
 
     # --- chat -------------------------------------------------------------------------------------
 
     async def chat_completions(self, http: Request, value: Any) -> Any:
         body = parse_body(openai_chat_request.ChatCompletionBody, value)
-        self.hall.check_model(body.model)
-        ask = openai_chat_request.parse_chat_request(
-            body, self.hall.default_sampling_params, self.hall.default_thinking
+        self.service.check_model(body.model)
+        api_request = openai_chat_request.parse_chat_request(
+            body, self.service.default_sampling_params, self.service.default_thinking
         )
-        prompt = await self.hall.render_prompt(ask)
-        requests = self.hall.build_requests(ask, prompt, n=ask.n)
-        call = self.hall.new_generation(http, ask, requests)
-        frame = self.hall.speaker.new_chat_envelope(ask, call.version)
-        voices = [
-            formatter.ChatCompletionFormatter(self.hall.speaker, ask, prompt, frame, i)
+        prompt = await self.service.render_prompt(api_request)
+        requests = self.service.build_requests(api_request, prompt, n=api_request.n)
+        generation = self.service.new_generation(http, api_request, requests)
+        envelope = self.service.formatter_context.new_chat_envelope(api_request, generation.version)
+        formatters = [
+            formatter.ChatCompletionFormatter(
+                self.service.formatter_context, api_request, prompt, envelope, i
+            )
             for i in range(len(requests))
         ]
-        if ask.stream:
-            return PayloadStream(self._chunks(call, voices))
-        answers, choices = [], []
-        for voice, delta in zip(voices, await call.final_deltas(), strict=True):
-            shown, answer = voice.format_choice(delta)
-            answers.append(answer)
-            choices.append(shown | self._extra(ask, prompt, answer, call.replica))
-        return frame.format_response(choices, answers)
+        if api_request.stream:
+            return PayloadStream(self._chunks(generation, formatters))
+        outputs, choices = [], []
+        for chat_formatter, delta in zip(formatters, await generation.final_deltas(), strict=True):
+            choice, output = chat_formatter.format_choice(delta)
+            outputs.append(output)
+            choices.append(
+                choice | self._extra_fields(api_request, prompt, output, generation.replica)
+            )
+        return envelope.format_response(choices, outputs)
 
-    def _extra(
+    def _extra_fields(
         self,
-        ask: openai_chat_request.ChatCompletionRequest,
+        api_request: openai_chat_request.ChatCompletionRequest,
         prompt: tuple[int, ...],
-        answer: RequestOutputLike,
+        output: RequestOutputLike,
         replica: int,
     ) -> dict[str, Any]:
-        """What some ask for beyond OpenAI's fields."""
-        found: dict[str, Any] = {}
-        if ask.shows_prompt or ask.shows_ids:
-            found["prompt_token_ids"] = list(prompt)
-        if ask.shows_ids:
-            ids = list(answer.completion.token_ids)
-            found |= {"token_ids": ids, "response_token_ids": ids}
-        if ask.shows_meta:
-            asked = sglang_request.GenerateRequest(
-                prompt=prompt, sampling=ask.sampling, top_logprobs=ask.top_logprobs
+        """The fields beyond OpenAI's that the client requested."""
+        extra: dict[str, Any] = {}
+        if api_request.return_prompt_token_ids or api_request.return_token_ids:
+            extra["prompt_token_ids"] = list(prompt)
+        if api_request.return_token_ids:
+            ids = list(output.completion.token_ids)
+            extra |= {"token_ids": ids, "response_token_ids": ids}
+        if api_request.return_meta_info:
+            generate_request = sglang_request.GenerateRequest(
+                prompt=prompt, sampling=api_request.sampling, top_logprobs=api_request.top_logprobs
             )
-            hall = self.hall
-            form = sglang_format.GenerateFormatter(
-                asked, prompt, hall.tokenizer, hall.spelling, replica, hall.labels.label_of
+            service = self.service
+            response_formatter = sglang_format.GenerateFormatter(
+                generate_request,
+                prompt,
+                service.tokenizer,
+                service.token_decoder,
+                replica,
+                service.labels.label_of,
             )
-            found["meta_info"] = form.format_meta_info(answer)
-        return found
+            extra["meta_info"] = response_formatter.format_meta_info(output)
+        return extra
 
     async def _chunks(
-        self, call: Generation, voices: list[formatter.ChatCompletionFormatter]
+        self, generation: Generation, formatters: list[formatter.ChatCompletionFormatter]
     ) -> AsyncIterator[dict[str, Any]]:
-        answers: list[RequestOutputLike] = []
+        outputs: list[RequestOutputLike] = []
         opened: set[int] = set()
-        async with call.stream() as deltas:
+        async with generation.stream() as deltas:
             async for i, delta in deltas:
                 if i not in opened:
                     opened.add(i)
-                    for chunk in voices[i].start_stream():
+                    for chunk in formatters[i].start_stream():
                         yield chunk
-                for chunk in voices[i].format_delta(delta):
+                for chunk in formatters[i].format_delta(delta):
                     yield chunk
                 if delta.output is not None:
-                    answers.append(delta.output)
-        for chunk in voices[0].usage_chunks(answers):
+                    outputs.append(delta.output)
+        for chunk in formatters[0].usage_chunks(outputs):
             yield chunk
 
     # --- completions ------------------------------------------------------------------------------
 
     async def completions(self, http: Request, value: Any) -> Any:
         body = parse_body(openai_completions.CompletionBody, value)
-        self.hall.check_model(body.model)
-        asks = openai_completions.parse_completion_requests(
-            body, self.hall.default_sampling_params, most=self.hall.max_requests
+        self.service.check_model(body.model)
+        api_requests = openai_completions.parse_completion_requests(
+            body, self.service.default_sampling_params, max_completions=self.service.max_requests
         )
-        if not asks:
-            raise ApiError("prompt: there are none", param="prompt")
-        prompts = [await self.hall.tokenize_prompt(ask.prompt) for ask in asks]
+        if not api_requests:
+            raise ApiError("prompt must not be empty", param="prompt")
+        prompts = [
+            await self.service.tokenize_prompt(api_request.prompt) for api_request in api_requests
+        ]
         groups = [
-            self.hall.build_requests(ask, prompt, n=ask.n, extras=_extras(ask))
-            for ask, prompt in zip(_apart(asks), prompts, strict=True)
-        ]
-        call = self.hall.new_generation(http, asks[0], [each for group in groups for each in group])
-        forms = [
-            openai_completions.CompletionFormatter(
-                ask, prompt, self.hall.tokenizer, self.hall.spelling
+            self.service.build_requests(
+                api_request, prompt, n=api_request.n, options=_return_options(api_request)
             )
-            for ask, prompt in zip(asks, prompts, strict=True)
-            for _ in range(ask.n)
+            for api_request, prompt in zip(_with_unique_ids(api_requests), prompts, strict=True)
         ]
-        around = {
-            "id": f"cmpl-{asks[0].id or uuid4().hex}",
+        generation = self.service.new_generation(
+            http, api_requests[0], [each for group in groups for each in group]
+        )
+        formatters = [
+            openai_completions.CompletionFormatter(
+                api_request, prompt, self.service.tokenizer, self.service.token_decoder
+            )
+            for api_request, prompt in zip(api_requests, prompts, strict=True)
+            for _ in range(api_request.n)
+        ]
+        envelope = {
+            "id": f"cmpl-{api_requests[0].id or uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": asks[0].model or self.hall.settings.served_model_name,
+            "model": api_requests[0].model or self.service.settings.served_model_name,
         }
-        if asks[0].stream:
-            return PayloadStream(self._completion_chunks(call, forms, around, len(asks)))
-        answers = await call.request_outputs()
+        if api_requests[0].stream:
+            return PayloadStream(
+                self._completion_chunks(generation, formatters, envelope, len(api_requests))
+            )
+        outputs = await generation.request_outputs()
         choices = [
-            form.format_choice(a, i) for i, (form, a) in enumerate(zip(forms, answers, strict=True))
+            response_formatter.format_choice(a, i)
+            for i, (response_formatter, a) in enumerate(zip(formatters, outputs, strict=True))
         ]
-        used = openai_usage(answers, prompts=len(asks), scores_only=asks[0].scores_only)
-        return around | {"choices": choices, "usage": used}
+        usage = openai_usage(
+            outputs, prompts=len(api_requests), scores_only=api_requests[0].scores_only
+        )
+        return envelope | {"choices": choices, "usage": usage}
 
     async def _completion_chunks(
         self,
-        call: Generation,
-        forms: list[openai_completions.CompletionFormatter],
-        around: dict[str, Any],
+        generation: Generation,
+        formatters: list[openai_completions.CompletionFormatter],
+        envelope: dict[str, Any],
         prompts: int,
     ) -> AsyncIterator[dict[str, Any]]:
-        streams = [openai_completions.CompletionStream(form, i) for i, form in enumerate(forms)]
-        answers: dict[int, RequestOutputLike] = {}
-        scored = _extras(forms[0].ask).prompt_logprobs_from is not None
-        async with call.stream() as deltas:
+        streams = [
+            openai_completions.CompletionStream(response_formatter, i)
+            for i, response_formatter in enumerate(formatters)
+        ]
+        outputs: dict[int, RequestOutputLike] = {}
+        with_prompt_logprobs = (
+            _return_options(formatters[0].request).prompt_logprobs_start is not None
+        )
+        async with generation.stream() as deltas:
             async for i, delta in deltas:
                 if delta.output is not None:
-                    answers[i] = delta.output
-                if not scored:
-                    yield around | {"choices": [streams[i].push(delta)]}
-                elif i in answers:  # the prompt's scores go first, and are known with the answer
-                    yield around | {"choices": [forms[i].format_choice(answers[i], i)]}
-        if forms[0].ask.shows_usage:
-            ordered = [answers[i] for i in sorted(answers)]
-            used = openai_usage(ordered, prompts=prompts, scores_only=forms[0].ask.scores_only)
-            yield around | {"choices": [], "usage": used}
+                    outputs[i] = delta.output
+                if not with_prompt_logprobs:
+                    yield envelope | {"choices": [streams[i].push(delta)]}
+                elif i in outputs:  # prompt log-probabilities come first and arrive with the output
+                    yield envelope | {"choices": [formatters[i].format_choice(outputs[i], i)]}
+        if formatters[0].request.include_usage:
+            ordered = [outputs[i] for i in sorted(outputs)]
+            usage = openai_usage(
+                ordered, prompts=prompts, scores_only=formatters[0].request.scores_only
+            )
+            yield envelope | {"choices": [], "usage": usage}
 
 
-def _extras(ask: openai_completions.CompletionRequest) -> ReturnOptions:
-    scored = ask.echo and ask.top_logprobs is not None
-    return ReturnOptions(prompt_logprobs_from=0 if scored else None)
+def _return_options(api_request: openai_completions.CompletionRequest) -> ReturnOptions:
+    with_prompt_logprobs = api_request.echo and api_request.top_logprobs is not None
+    return ReturnOptions(prompt_logprobs_start=0 if with_prompt_logprobs else None)
 
 
-def _apart(
-    asks: list[openai_completions.CompletionRequest],
+def _with_unique_ids(
+    api_requests: list[openai_completions.CompletionRequest],
 ) -> list[openai_completions.CompletionRequest]:
-    """An id that was given for several prompts, made into one for each."""
-    if len(asks) == 1:
-        return asks
-    return [replace(ask, id=ask.id and f"{ask.id}-{i}") for i, ask in enumerate(asks)]
+    """Requests with distinct ids, if one id was given for several prompts."""
+    if len(api_requests) == 1:
+        return api_requests
+    return [
+        replace(api_request, id=api_request.id and f"{api_request.id}-{i}")
+        for i, api_request in enumerate(api_requests)
+    ]

@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""OpenAI /v1/responses."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,108 +16,116 @@ TERMINAL_EVENTS = ("response.completed", "response.incomplete")
 
 
 class ResponsesRoutes:
-    def __init__(self, hall: ChatService) -> None:
-        self.hall, settings = hall, hall.settings
-        self.kept = ResponseStore(
-            most=settings.max_stored_responses,
-            seconds=settings.stored_responses_ttl_s,
-            most_bytes=settings.max_stored_responses_bytes,
+    def __init__(self, service: ChatService) -> None:
+        self.service, settings = service, service.settings
+        self.store = ResponseStore(
+            max_responses=settings.max_stored_responses,
+            ttl_s=settings.stored_responses_ttl_s,
+            max_bytes=settings.max_stored_responses_bytes,
         )
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route("/v1/responses", self.create, body=openai_responses_request.ResponsesBody)
-        doors.add_route(
+    def register(self, router: JsonRouter) -> None:
+        router.add_route("/v1/responses", self.create, body=openai_responses_request.ResponsesBody)
+        router.add_route(
             "/v1/responses/input_tokens", self.count, body=openai_responses_request.ResponsesBody
         )
-        doors.add_route("/v1/responses/{response}", self.retrieve, methods=("GET",))
-        doors.add_route("/v1/responses/{response}", self.delete, methods=("DELETE",))
+        router.add_route("/v1/responses/{response}", self.retrieve, methods=("GET",))
+        router.add_route("/v1/responses/{response}", self.delete, methods=("DELETE",))
 
     async def create(self, http: Request, value: Any) -> Any:
-        ask = self._asked(value)
-        prompt = await self.hall.render_prompt(ask)
-        call = self.hall.new_generation(http, ask, self.hall.build_requests(ask, prompt))
-        voice = formatter.ResponsesFormatter(self.hall.speaker, ask, prompt)
-        if ask.stream:
+        api_request = self._parse(value)
+        prompt = await self.service.render_prompt(api_request)
+        generation = self.service.new_generation(
+            http, api_request, self.service.build_requests(api_request, prompt)
+        )
+        response_formatter = formatter.ResponsesFormatter(
+            self.service.formatter_context, api_request, prompt
+        )
+        if api_request.stream:
             return PayloadStream(
-                self._keeping(ask, voice, formatter.stream_payloads(voice, call.stream_single()))
+                self._storing(
+                    api_request,
+                    response_formatter,
+                    formatter.stream_payloads(response_formatter, generation.stream_single()),
+                )
             )
-        (delta,) = await call.final_deltas()
-        response = voice.format_response(delta)
-        self._keep(ask, voice, response)
+        (delta,) = await generation.final_deltas()
+        response = response_formatter.format_response(delta)
+        self._store_response(api_request, response_formatter, response)
         return response
 
     async def count(self, _http: Request, value: Any) -> Any:
-        prompt = await self.hall.render_prompt(
-            self._asked(value), most=self.hall.max_tokenize_tokens
+        prompt = await self.service.render_prompt(
+            self._parse(value), max_tokens=self.service.max_tokenize_tokens
         )
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
-    def _asked(self, value: Any) -> openai_responses_request.ResponsesRequest:
+    def _parse(self, value: Any) -> openai_responses_request.ResponsesRequest:
         body = parse_body(openai_responses_request.ResponsesBody, value)
-        self.hall.check_model(body.model)
+        self.service.check_model(body.model)
         return openai_responses_request.parse_responses_request(
             body,
-            self.hall.default_sampling_params,
-            self.hall.default_thinking,
+            self.service.default_sampling_params,
+            self.service.default_thinking,
             previous=self._previous(body.previous_response_id),
-            keeps=self.kept.most > 0,
+            store_enabled=self.store.max_responses > 0,
         )
 
     async def retrieve(self, http: Request, _value: Any) -> Any:
-        return self._found(http.path_params["response"]).response
+        return self._stored(http.path_params["response"]).response
 
     async def delete(self, http: Request, _value: Any) -> Any:
-        name = self._found(http.path_params["response"]).response["id"]
-        self.kept.delete(name)
+        name = self._stored(http.path_params["response"]).response["id"]
+        self.store.delete(name)
         return {"id": name, "object": "response", "deleted": True}
 
-    # --- what is kept -----------------------------------------------------------------------------
+    # --- stored responses -------------------------------------------------------------------------
 
-    async def _keeping(
+    async def _storing(
         self,
-        ask: openai_responses_request.ResponsesRequest,
-        voice: formatter.ResponsesFormatter,
+        api_request: openai_responses_request.ResponsesRequest,
+        response_formatter: formatter.ResponsesFormatter,
         events: AsyncGenerator[formatter.Payload, None],
     ) -> AsyncGenerator[formatter.Payload, None]:
         async with aclosing(events):
             async for event in events:
                 if event["type"] in TERMINAL_EVENTS:
-                    self._keep(ask, voice, event["response"])
+                    self._store_response(api_request, response_formatter, event["response"])
                 yield event
 
-    def _keep(
+    def _store_response(
         self,
-        ask: openai_responses_request.ResponsesRequest,
-        voice: formatter.ResponsesFormatter,
+        api_request: openai_responses_request.ResponsesRequest,
+        response_formatter: formatter.ResponsesFormatter,
         response: formatter.Payload,
     ) -> None:
-        if ask.store:
-            messages = (*ask.stored_messages, voice.reading.message)
-            self.kept.put(response, messages, ask.session)
+        if api_request.store:
+            messages = (*api_request.stored_messages, response_formatter.parser.message)
+            self.store.put(response, messages, api_request.session)
 
     def _previous(self, name: str | None) -> openai_responses_request.PreviousResponse | None:
-        if name is None or not self.kept.most:
+        if name is None or not self.store.max_responses:
             return None
-        kept = self.kept.get(name)
-        if kept is None:
+        stored = self.store.get(name)
+        if stored is None:
             raise ApiError(
-                f"previous response {name!r:.80} not found: {self._rule}",
+                f"previous response {name!r:.80} not found: {self._retention}",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return kept.previous
+        return stored.previous
 
-    def _found(self, name: str) -> StoredResponse:
-        kept = self.kept.get(name)
-        if kept is None:
-            raise ApiError(f"response {name!r:.80} not found: {self._rule}", status=404)
-        return kept
+    def _stored(self, name: str) -> StoredResponse:
+        stored = self.store.get(name)
+        if stored is None:
+            raise ApiError(f"response {name!r:.80} not found: {self._retention}", status=404)
+        return stored
 
     @property
-    def _rule(self) -> str:
-        if not self.kept.most:
-            return "this server keeps no responses (--keep-responses)"
+    def _retention(self) -> str:
+        if not self.store.max_responses:
+            return "this server stores no responses (--max-stored-responses is 0)"
         return (
-            f"the newest {self.kept.most} responses are kept for {self.kept.seconds:g} s, "
-            "unless 'store' is false"
+            f"the newest {self.store.max_responses} responses are stored for "
+            f"{self.store.ttl_s:g} s, unless 'store' is false"
         )

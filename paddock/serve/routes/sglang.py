@@ -1,4 +1,4 @@
-"""SGLang's /generate."""
+"""SGLang /generate."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,64 +12,86 @@ from paddock.engine import Request as EngineRequest
 from paddock.engine import RequestOutput
 from paddock.http import JsonRouter, PayloadStream
 from paddock.records import ApiError
-from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
+from paddock.serve.chat_service import ChatService, ReturnOptions
+from paddock.serve.generation import Generation
 
 
 class SGLangRoutes:
-    def __init__(self, hall: ChatService) -> None:
-        self.hall = hall
+    def __init__(self, service: ChatService) -> None:
+        self.service = service
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route(
+    def register(self, router: JsonRouter) -> None:
+        router.add_route(
             "/generate", self.generate, body=sglang_request.GenerateBody, methods=("POST", "PUT")
         )
 
     async def generate(self, http: Request, value: Any) -> Any:
         body = parse_body(sglang_request.GenerateBody, value)
-        asks, many = sglang_request.parse_generate_requests(body, most=self.hall.max_requests)
-        asks = [replace(ask, id=ask.id or uuid4().hex) for ask in asks]
-        if not asks:
-            raise ApiError("input_ids: there are no prompts", param="input_ids")
-        prompts = [await self.hall.tokenize_prompt(ask.prompt) for ask in asks]
-        requests = [self._requests(ask, p) for ask, p in zip(asks, prompts, strict=True)]
-        call = self.hall.new_generation(
-            http, asks[0], [each for group in requests for each in group]
+        api_requests, batched = sglang_request.parse_generate_requests(
+            body, max_completions=self.service.max_requests
         )
-        forms = [
+        api_requests = [
+            replace(api_request, id=api_request.id or uuid4().hex) for api_request in api_requests
+        ]
+        if not api_requests:
+            raise ApiError("input_ids must not be empty", param="input_ids")
+        prompts = [
+            await self.service.tokenize_prompt(api_request.prompt) for api_request in api_requests
+        ]
+        requests = [
+            self._engine_requests(api_request, p)
+            for api_request, p in zip(api_requests, prompts, strict=True)
+        ]
+        generation = self.service.new_generation(
+            http, api_requests[0], [each for group in requests for each in group]
+        )
+        formatters = [
             sglang_format.GenerateFormatter(
-                replace(ask, id=request.id),
+                replace(api_request, id=request.id),
                 prompt,
-                self.hall.tokenizer,
-                self.hall.spelling,
-                call.replica,
-                self.hall.labels.label_of,
+                self.service.tokenizer,
+                self.service.token_decoder,
+                generation.replica,
+                self.service.labels.label_of,
             )
-            for ask, prompt, group in zip(asks, prompts, requests, strict=True)
+            for api_request, prompt, group in zip(api_requests, prompts, requests, strict=True)
             for request in group
         ]
-        if asks[0].stream:
-            return PayloadStream(self._payloads(call, forms, many or len(forms) > 1))
-        answers: list[RequestOutput] = await call.request_outputs()
-        found = [form.format_response(answer) for form, answer in zip(forms, answers, strict=True)]
-        return found if many or len(forms) > 1 else found[0]
+        if api_requests[0].stream:
+            return PayloadStream(
+                self._payloads(generation, formatters, batched or len(formatters) > 1)
+            )
+        outputs: list[RequestOutput] = await generation.request_outputs()
+        responses = [
+            response_formatter.format_response(output)
+            for response_formatter, output in zip(formatters, outputs, strict=True)
+        ]
+        return responses if batched or len(formatters) > 1 else responses[0]
 
-    def _requests(
-        self, ask: sglang_request.GenerateRequest, prompt: tuple[int, ...]
+    def _engine_requests(
+        self, api_request: sglang_request.GenerateRequest, prompt: tuple[int, ...]
     ) -> list[EngineRequest]:
-        extras = ReturnOptions(
-            prompt_logprobs_from=ask.prompt_logprobs_from,
-            ask_ids=ask.ask_ids,
-            replay=ask.indexer or ask.experts_from is not None,
+        options = ReturnOptions(
+            prompt_logprobs_start=api_request.prompt_logprobs_start,
+            logprob_token_ids=api_request.logprob_token_ids,
+            return_routing=api_request.return_indexer_topk
+            or api_request.routed_experts_start is not None,
         )
-        return self.hall.build_requests(ask, prompt, n=ask.n, extras=extras)
+        return self.service.build_requests(api_request, prompt, n=api_request.n, options=options)
 
     async def _payloads(
-        self, call: Generation, forms: list[sglang_format.GenerateFormatter], many: bool
+        self,
+        generation: Generation,
+        formatters: list[sglang_format.GenerateFormatter],
+        batched: bool,
     ) -> AsyncIterator[dict[str, Any]]:
-        incremental = self.hall.settings.incremental_streaming_output
-        streams = [sglang_format.GenerateStream(form, incremental=incremental) for form in forms]
-        async with call.stream() as deltas:
+        incremental = self.service.settings.incremental_streaming_output
+        streams = [
+            sglang_format.GenerateStream(response_formatter, incremental=incremental)
+            for response_formatter in formatters
+        ]
+        async with generation.stream() as deltas:
             async for i, delta in deltas:
                 payload = streams[i].push(delta)
                 if payload is not None:
-                    yield payload | {"index": i} if many else payload
+                    yield payload | {"index": i} if batched else payload

@@ -1,4 +1,4 @@
-"""vLLM's tokens in, tokens out."""
+"""vLLM /inference/v1/generate."""
 
 import time
 from collections.abc import AsyncIterator
@@ -8,44 +8,49 @@ from starlette.requests import Request
 
 from paddock.api import parse_body, vllm_generate
 from paddock.http import JsonRouter, PayloadStream
-from paddock.serve.chat_service import ChatService, Generation, ReturnOptions
+from paddock.serve.chat_service import ChatService, ReturnOptions
+from paddock.serve.generation import Generation
 
 
 class VLLMGenerateRoutes:
-    def __init__(self, hall: ChatService) -> None:
-        self.hall = hall
+    def __init__(self, service: ChatService) -> None:
+        self.service = service
 
-    def register(self, doors: JsonRouter) -> None:
-        doors.add_route(
+    def register(self, router: JsonRouter) -> None:
+        router.add_route(
             "/inference/v1/generate", self.generate, body=vllm_generate.VLLMGenerateBody
         )
 
     async def generate(self, http: Request, value: Any) -> Any:
         body = parse_body(vllm_generate.VLLMGenerateBody, value)
-        self.hall.check_model(body.model)
-        ask = vllm_generate.parse_vllm_generate_request(body, self.hall.default_sampling_params)
-        scored = ask.prompt_logprobs is not None
-        extras = ReturnOptions(
-            prompt_logprobs_from=0 if scored else None,
-            top_logprobs=max(ask.top_logprobs or 0, ask.prompt_logprobs or 0),
+        self.service.check_model(body.model)
+        api_request = vllm_generate.parse_vllm_generate_request(
+            body, self.service.default_sampling_params
         )
-        requests = self.hall.build_requests(ask, ask.prompt, n=ask.n, extras=extras)
-        call = self.hall.new_generation(http, ask, requests)
-        if ask.stream:
-            return PayloadStream(self._payloads(call, ask))
-        answers = await call.request_outputs()
+        with_prompt_logprobs = api_request.prompt_logprobs is not None
+        options = ReturnOptions(
+            prompt_logprobs_start=0 if with_prompt_logprobs else None,
+            top_logprobs=max(api_request.top_logprobs or 0, api_request.prompt_logprobs or 0),
+        )
+        requests = self.service.build_requests(
+            api_request, api_request.prompt, n=api_request.n, options=options
+        )
+        generation = self.service.new_generation(http, api_request, requests)
+        if api_request.stream:
+            return PayloadStream(self._payloads(generation, api_request))
+        outputs = await generation.request_outputs()
         return vllm_generate.format_vllm_generate_response(
-            ask,
-            list(answers),
-            id=ask.id or answers[0].id,
-            model=self.hall.settings.served_model_name,
+            api_request,
+            list(outputs),
+            id=api_request.id or outputs[0].id,
+            model=self.service.settings.served_model_name,
             created=int(time.time()),
         )
 
     async def _payloads(
-        self, call: Generation, ask: vllm_generate.VLLMGenerateRequest
+        self, generation: Generation, api_request: vllm_generate.VLLMGenerateRequest
     ) -> AsyncIterator[dict[str, Any]]:
-        shown = {"request_id": ask.id or call.requests[0].id}
-        async with call.stream() as deltas:
+        envelope = {"request_id": api_request.id or generation.requests[0].id}
+        async with generation.stream() as deltas:
             async for i, delta in deltas:
-                yield shown | vllm_generate.format_vllm_generate_chunk(ask, i, delta)
+                yield envelope | vllm_generate.format_vllm_generate_chunk(api_request, i, delta)
