@@ -92,7 +92,12 @@ def assert_greedy(network: Transformer, prompt: tuple[int, ...], got: Completion
 
 
 def engine(network: Transformer, tokenizer=None, **settings) -> Engine:
-    defaults = {"page_tokens": 4, "cache_bytes": 1 << 22, "context": 128, "stop_ids": ()}
+    defaults = {
+        "page_size": 4,
+        "kv_cache_bytes": 1 << 22,
+        "context_length": 128,
+        "stop_token_ids": (),
+    }
     return Engine(network, tokenizer, EngineSettings(**(defaults | settings)))
 
 

@@ -73,7 +73,7 @@ def test_new_weights_reach_what_was_laid_together(prepared):
 
 
 def test_drafts_are_prepared_too(prepared):
-    with engine(copy_of(network("counting")), mtp_steps=3) as serving:
+    with engine(copy_of(network("counting")), num_speculative_tokens=3) as serving:
         reply = serving.generate_output(greedy(PROMPTS[0], COUNT)).completion
     assert 4 in prepared  # the MTP layer
     assert_greedy(network("counting"), PROMPTS[0], reply)

@@ -24,7 +24,7 @@ COUNT = 12
 
 @pytest.fixture(params=[False, True], ids=["at once", "later"])
 def serving(request):
-    with engine(network("counting"), mtp_steps=2) as found:
+    with engine(network("counting"), num_speculative_tokens=2) as found:
         found._worker.overlap_streaming = request.param
         yield found
 
