@@ -130,7 +130,7 @@ def frozen_once_begun(serving: Engine, count: int = 1) -> Iterator[None]:
         def freeze(delta):  # on the engine's thread, between two steps
             if len(begun) < count:
                 begun.add(id(deliver))
-                serving._worker.paused = len(begun) == count
+                serving._loop.paused = len(begun) == count
             if streamed or isinstance(delta, Exception) or delta.output is not None:
                 deliver(delta)
 

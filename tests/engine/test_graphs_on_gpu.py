@@ -52,7 +52,7 @@ def replies(network, asked, **settings):
     with Engine(network, None, chosen) as serving:
         ask = [Request(token_ids=prompt, sampling_params=sampling) for prompt in asked]
         found = [answer.completion for answer in serving.generate_outputs(ask)]
-        recorded = serving._worker.runner.graphs
+        recorded = serving._loop.runner.graphs
         assert serving.audit() == []
     return found, recorded
 

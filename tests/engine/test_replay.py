@@ -53,7 +53,7 @@ def test_choices_are_the_trainers(kind, settings):
                 assert len(answer.routing.expert_TLK) == len(prompt) + 12 - 1
                 np.testing.assert_array_equal(answer.routing.expert_TLK, expert_TLK[:-1])
                 np.testing.assert_array_equal(answer.routing.index_TLK, index_TLK[:-1])
-        assert "pages" in settings or serving.stats().prefix_cache_hit_tokens > 0
+        assert "num_pages" in settings or serving.stats().prefix_cache_hit_tokens > 0
 
 
 def test_nothing_is_kept_that_nobody_may_ask_for():

@@ -207,7 +207,9 @@ def test_prompt_logprobs_are_the_trainers(settings, start):
         logp_TV = net.logits(prompt).log_softmax(-1)
     with engine(net, **settings) as scoring:
         scoring.generate_output(greedy(prompt, 1))  # the prefix cache knows it now
-        ask = greedy(prompt, 1, prompt_logprobs_from=start, top_logprobs=3, ask_ids=(4, 9))
+        ask = greedy(
+            prompt, 1, prompt_logprobs_start=start, top_logprobs=3, logprob_token_ids=(4, 9)
+        )
         answer = scoring.generate_output(ask)
     wanted = [None if i == 0 else float(logp_TV[i - 1, prompt[i]]) for i in range(start, 29)]
     assert [x is None for x in answer.prompt_logprobs] == [x is None for x in wanted]
@@ -227,7 +229,7 @@ def test_prompt_logprobs_are_the_trainers(settings, start):
 def test_top_and_asked_logprobs_stand_beside_every_token(steps):
     net, prompt = network("counting"), PROMPTS[1]
     with engine(net, num_speculative_tokens=steps) as asking:
-        answer = asking.generate_output(greedy(prompt, 9, top_logprobs=4, ask_ids=(0, 3)))
+        answer = asking.generate_output(greedy(prompt, 9, top_logprobs=4, logprob_token_ids=(0, 3)))
     assert len(answer.top_logprobs) == len(answer.requested_logprobs) == 9
     with torch.no_grad():
         logp = net.logits(prompt + answer.completion.token_ids)[len(prompt) - 1 : -1].log_softmax(
@@ -293,22 +295,22 @@ REFUSED = [
         Request(token_ids=LONG[:100], sampling_params=SamplingParams(max_new_tokens=29)),
         "100 tokens and max_new_tokens is 29, together 129, .* context of 128",
     ),
-    (Request(token_ids=(1, 2.5)), "the prompt has 2.5 for a token id"),
-    (Request(token_ids=(1, True)), "the prompt has True for a token id"),
-    (Request(token_ids=(1, 50)), r"the prompt has token id 50, outside \[0, 50\)"),
-    (Request(token_ids=(1, -1)), r"the prompt has token id -1, outside"),
+    (Request(token_ids=(1, 2.5)), "the prompt: token ids must be integers, got 2.5"),
+    (Request(token_ids=(1, True)), "the prompt: token ids must be integers, got True"),
+    (Request(token_ids=(1, 50)), r"the prompt: token id 50 is not in \[0, 50\)"),
+    (Request(token_ids=(1, -1)), r"the prompt: token id -1 is not in"),
     (
         Request(token_ids=(1,), sampling_params=SamplingParams(stop_token_ids=(99,))),
-        "stop_ids has token id 99",
+        "stop_token_ids: token id 99",
     ),
     (
         Request(token_ids=(1,), sampling_params=SamplingParams(logit_bias=(LogitBias(77, 1.0),))),
-        "logit_bias has token id 77",
+        "logit_bias: token id 77",
     ),
-    (Request(token_ids=(1,), logprob_token_ids=(50,)), "ask_ids has token id 50"),
-    (Request(token_ids=(1,), top_logprobs=65), r"top_logprobs is 65, not in \[0, 64\]"),
-    (Request(token_ids=(1,), prompt_logprobs_start=3), r"from is 3, not in \[0, 1\]"),
-    (Request(token_ids=(1,), return_routing=True), "the engine's 'replay' setting is off"),
+    (Request(token_ids=(1,), logprob_token_ids=(50,)), "logprob_token_ids: token id 50"),
+    (Request(token_ids=(1,), top_logprobs=65), r"top_logprobs must be in \[0, 64\], got 65"),
+    (Request(token_ids=(1,), prompt_logprobs_start=3), r"start must be in \[0, 1\], got 3"),
+    (Request(token_ids=(1,), return_routing=True), "'capture_routing', which is off"),
     (
         Request(token_ids=(1,), sampling_params=SamplingParams(stop=("x",))),
         "need an engine with a tok",
@@ -329,7 +331,7 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
     with engine(network("sparse")) as engine_:
         engine_.pause("in_place")
         engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
-        with pytest.raises(DuplicateRequestIdError, match="'x' is being answered"):
+        with pytest.raises(DuplicateRequestIdError, match="'x' is already in use"):
             engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
         engine_.resume()
         engine_.generate_output(greedy((1,), 9))
@@ -339,7 +341,7 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
 @pytest.mark.parametrize(
     ("config", "settings", "why"),
     [
-        (latent_config(), {"context_length": 300}, "'context' 300 exceeds the model's 256"),
+        (latent_config(), {"context_length": 300}, "'context_length' 300 exceeds the model's 256"),
         (latent_config(), {"num_pages": 3}, "256 tokens needs 16 pages of 16 tokens .* has 3"),
         (latent_config(mtp=None), {"num_speculative_tokens": 1}, "the model has no MTP layer"),
         (
@@ -347,7 +349,7 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
             {"num_speculative_tokens": 2},
             "'index_share_for_mtp_it",
         ),
-        (grouped_config("gdn"), {}, "'prefix_cache' must be false: gdn layers"),
+        (grouped_config("gdn"), {}, "'prefix_caching' must be false: gdn layers"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_numbers(config, settings, why):
@@ -361,7 +363,7 @@ def test_scores_that_are_no_numbers_fail_the_request_not_the_engine():
         net.embed.weight[VOCAB - 1] = float("nan")
     with engine(net) as hurt:
         for _ in range(2):
-            with pytest.raises(EngineError, match="scores at token 30 are no numbers"):
+            with pytest.raises(EngineError, match="logits at token 30 are not finite"):
                 hurt.generate_output(greedy((VOCAB - 1,) * 30, 4))
         assert hurt.healthy
         ask = [greedy(prompt, 9) for prompt in ((1, 2), (3,), (4, 5, 6))]
@@ -374,10 +376,10 @@ def test_a_bug_fails_every_request_and_is_remembered():
     net = born(latent_config(), seed=6)
     with engine(net) as broken:
         broken.run_between_steps(lambda net: setattr(net.layers[1], "forward", None)).result()
-        with pytest.raises(EngineError, match="the engine broke: TypeError"):
+        with pytest.raises(EngineError, match="the engine failed: TypeError"):
             broken.generate_output(greedy((1, 2), 4))
         assert not broken.healthy
-        with pytest.raises(EngineError, match="the engine broke"):
+        with pytest.raises(EngineError, match="the engine failed"):
             broken.generate_output(greedy((1, 2), 4))
         assert broken.stats().pages_used == 0
 

@@ -58,7 +58,7 @@ def asking(sampling, prompt=(1, 2), reply=(), stop_token_ids=frozenset()):
         id="x",
         serial=0,
         seed=0,
-        stop_token_ids=stop_ids,
+        stop_token_ids=stop_token_ids,
         max_new_tokens=99,
         on_output=lambda delta: None,
         stream=False,
