@@ -13,9 +13,8 @@ from paddock.kernels.block_table import BlockTable
 from paddock.kernels.spans import Span
 from paddock.model import AttentionMetadata, DecodeBatch, ModelConfig, cost
 
-RecurrentStates = dict[
-    tuple[int, str], Tensor
-]  # (layer, stream) -> state of one sequence's linear-attention layers
+# (layer, stream) -> state of one sequence's linear-attention layers.
+RecurrentStates = dict[tuple[int, str], Tensor]
 
 
 class PagedKVCache:

@@ -134,7 +134,7 @@ class Scheduler:
 
     def delay_prefill(self, *, now: float, took: float) -> None:
         """Delay the next prefill for as long as the last step with prefill took, up to the
-        `max_prefill_delay_s` setting, so that decodes keep at least half of the time."""
+        `max_prefill_delay_s` setting, so that decode-only steps get as much time."""
         self._prefill_after = now + min(took, self.settings.max_prefill_delay_s)
 
     def cache_prefix(self, sequence: Sequence) -> None:

@@ -86,9 +86,8 @@ class FlattenedTensorBucket:
 
     version: int
     flattened_N: Tensor
-    metadata: tuple[
-        tuple[str, torch.dtype, tuple[int, ...], int], ...
-    ]  # name, dtype, shape, offset
+    # Of each tensor: name, dtype, shape, offset.
+    metadata: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
 
     @classmethod
     def from_update(cls, update: WeightUpdate) -> Self:
