@@ -98,7 +98,7 @@ def make_sampling_params(
 
     >>> make_sampling_params(max_new_tokens=-1)
     Traceback (most recent call last):
-    paddock.records.errors.ApiError: max_tokens: -1 is less than 1
+    paddock.records.errors.ApiError: max_tokens: must be at least 1, got -1
     """
     check_id_count(fields.get("stop_token_ids", ()), "stop_token_ids")
     try:

@@ -36,10 +36,10 @@ class WeightUpdate:
 
 
 class WeightPublisher(Protocol):
-    """Where a trainer hands over its weights: an engine in this process, or one far away."""
+    """Sends a trainer's weights to engines, in this process or remote."""
 
-    def __call__(self, parcels: Iterable[WeightUpdate]) -> None:
-        """Returns when new requests are answered with these weights."""
+    def __call__(self, updates: Iterable[WeightUpdate], /) -> None:
+        """Send the updates; returns when new requests are served with these weights."""
 
 
 def iter_released_tensors(network: Transformer) -> Iterator[tuple[str, Tensor]]:

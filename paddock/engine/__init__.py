@@ -1,30 +1,31 @@
-"""Requests in, tokens out: the engine that serves a network and rolls out its policy.
+"""Inference engine: continuous batching, paged KV cache, prefix caching and live weight updates.
 
-subprocess_engine.py  an engine in a process of its own
-subprocess_server.py  the process it lives in
-stream_bridge.py  asking an engine from asyncio
-grammar_automaton.py  the shortest way to the end of a grammar
-weight_loader.py  weights on their way into a network that serves
-ebnf.py       grammars as xgrammar prints them
-engine.py     the engine as everyone else sees it
-grammar.py    replies that belong to a language
-grammar_worker.py  grammar compilation in a process that can be killed
-cuda_graphs.py  steps of decoding, recorded once and repeated
-engine_loop.py  the engine's own thread
-kv_cache.py   the cache, paged
-page_allocator.py  who holds which page
-radix_cache.py  pages found again by the tokens that lead to them
-weight_updater.py  new weights while requests run
-routing_capture.py  experts and keys the network chose, kept for a trainer
-request.py    what is asked, what is answered, and what is known in between
-model_runner.py  one step on the device
-sampler.py    the next token of every row at once
-scheduler.py  who is read, who writes and who waits
-settings.py   how an engine runs
-spec_decode.py  drafts by the MTP layer
-stats.py      what an engine has done, in numbers
-stop_strings.py  texts that end a reply
-thinking_budget.py  how long a reply may think
+cuda_graphs.py        CUDA graph capture and replay of decode steps
+ebnf.py               parser for grammars as xgrammar prints them
+engine.py             Engine: the public, thread-safe API
+engine_loop.py        the engine thread: inbox, steps, output delivery
+grammar.py            grammar-constrained decoding with xgrammar
+grammar_automaton.py  pushdown automaton that finds the shortest completion of a grammar
+grammar_worker.py     grammar compilation in a killable process
+kv_cache.py           paged KV cache and attention metadata of a step
+logprobs.py           prompt, top-k and requested log-probabilities
+model_runner.py       executes one scheduled step on the device
+page_allocator.py     reference-counted pages of the KV cache
+radix_cache.py        prefix cache: a radix tree over whole pages
+request.py            Request, RequestOutput and Sequence
+routing_capture.py    records routed experts and selected tokens for routing replay
+sampler.py            batched sampling with logit constraints and reproducible noise
+scheduler.py          continuous-batching scheduler with chunked prefill and preemption
+settings.py           EngineSettings and the KV cache size they result in
+spec_decode.py        speculative decoding with the MTP layer
+stats.py              counters, histograms and EngineStats
+stop_strings.py       stop-string detection across token boundaries
+stream_bridge.py      asyncio interface: streams and awaited outputs
+subprocess_engine.py  SubprocessEngine: an engine in a child process
+subprocess_server.py  the child process of a SubprocessEngine
+thinking_budget.py    reasoning-token budget of a request
+weight_loader.py      validates, stages and copies new weights
+weight_updater.py     weight sync: from disk, tensors, a broadcast group or a trainer
 """
 
 from paddock.engine.engine import Engine

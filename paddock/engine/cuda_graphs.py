@@ -1,11 +1,11 @@
-"""Steps of decoding, recorded once for every size and then repeated.
+"""CUDA graphs: decode steps are captured once per batch size and then replayed.
 
-A batch is filled up to the next power of two by repeating its first sequence: the copies compute
-what the first one does, choose the same experts and write the same rows to the same places. The
-room for keys is a power of two as well. A recording is made when its size is first met.
+A batch is padded to the next power of two by repeating its first sequence: the copies compute the
+same values, select the same experts and write the same KV entries to the same KV slots. The number
+of pages per sequence is padded to a power of two as well. Capture is lazy: a graph is captured when
+its size first occurs.
 
-N tokens of a step: B sequences with Q each; P pages that a sequence may have; D hidden, V
-vocabulary.
+N tokens of a step: B sequences with Q each; P pages per sequence; D hidden, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,13 @@ from paddock.model import (
     config as model_config,
 )
 
-MIN_KEYS = 1024  # keys of the smallest room, for networks without an indexer
+MIN_KEYS = 1024  # smallest key capacity of a graph, for models without an indexer
 
 
 @dataclass(frozen=True, slots=True)
 class CudaGraphKey:
+    """The padded size that a graph was captured for."""
+
     sequences: int
     query_len: int
     pages: int
@@ -47,7 +49,7 @@ class CudaGraphKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UniformDecodeBatch:
-    """A batch that decodes: whose it is, how many tokens are behind each, how many are new."""
+    """A decode batch with equal query lengths: slots, past lengths and new tokens each."""
 
     slot_B: np.ndarray
     past_len_B: np.ndarray
@@ -62,20 +64,20 @@ class UniformDecodeBatch:
         return int(self.past_len_B.max()) + self.query_len
 
     def padded_to(self, sequences: int) -> "UniformDecodeBatch":
-        """The first sequence again and again behind the others."""
+        """Pad the batch with copies of its first sequence."""
         missing = sequences - len(self.slot_B)
-        seat_B, past_B = (
+        slot_B, past_B = (
             np.concatenate((x, np.repeat(x[:1], missing))) for x in (self.slot_B, self.past_len_B)
         )
-        return UniformDecodeBatch(seat_B, past_B, self.query_len)
+        return UniformDecodeBatch(slot_B, past_B, self.query_len)
 
 
 @dataclass(slots=True, eq=False)
 class CudaGraphBuffers:
-    """Where the recordings of one size find what changes from step to step."""
+    """Static input buffers of the graphs of one size."""
 
-    number_I: Tensor  # int32: tokens, positions, slots, visible keys, pages
-    hidden_ND: Tensor  # what an MTP pass reads beside its tokens
+    number_I: Tensor  # int32: tokens, positions, KV slots, visible keys, pages
+    hidden_ND: Tensor  # hidden states for the MTP pass
     size: CudaGraphKey
     captured: dict[str, CapturedGraph[tuple[Tensor, Tensor | None]]] = field(default_factory=dict)
 
@@ -88,21 +90,23 @@ class CudaGraphBuffers:
         copy_padded(self.views[0], token_n)
 
 
-def copy_padded(place_N: Tensor, given_n: Tensor) -> None:
-    """The first row again where fewer are given than there is place for."""
-    n = len(given_n)
-    place_N[:n].copy_(given_n, non_blocking=True)
-    if n < len(place_N):
-        place_N[n:] = given_n[:1].to(place_N)
+def copy_padded(buffer_N: Tensor, rows_n: Tensor) -> None:
+    """Copy rows into a buffer, padded with copies of the first row."""
+    n = len(rows_n)
+    buffer_N[:n].copy_(rows_n, non_blocking=True)
+    if n < len(buffer_N):
+        buffer_N[n:] = rows_n[:1].to(buffer_N)
 
 
 class CudaGraphRunner:
+    """Captures and replays decode, MTP and draft passes."""
+
     def __init__(self, network: Transformer, cache: PagedKVCache, settings: EngineSettings) -> None:
         self.network, self.cache, self.settings = network, cache, settings
         self._inputs: dict[CudaGraphKey, CudaGraphBuffers] = {}
         self._pool = CudaGraphPool(cache.device)
-        self._weights = parameter_addresses(network)
-        self._doubt = False  # whether the weights may lie elsewhere by now
+        self._addresses = parameter_addresses(network)
+        self._recheck_needed = False  # weights may have moved
         config, capacity = network.config, cache.capacity
         position_S = torch.arange(
             capacity.context_length + capacity.lookahead_slots, device=cache.device
@@ -113,97 +117,103 @@ class CudaGraphRunner:
     def create_if_supported(
         cls, network: Transformer, cache: PagedKVCache, settings: EngineSettings
     ) -> "CudaGraphRunner | None":
-        """None where they are not wanted, for layers that keep a state, and where every step's
-        choices are wanted. What runs in other types than bfloat16 asks the host for numbers."""
-        dtype, recording = network.embed.weight.dtype, can_capture(cache.device)
-        fit = dtype == torch.bfloat16 and has_triton()
-        if settings.cuda_graphs and recording and not fit:
-            raise ConfigError(f"'graphs' needs Triton and weights in bfloat16, these are {dtype}")
-        wanted = recording and fit if settings.cuda_graphs is None else settings.cuda_graphs
+        """A runner, or None if graphs are disabled or unsupported: linear-attention layers, routing
+        capture, or weights other than bfloat16 (whose kernels synchronize with the host)."""
+        dtype, capturable = network.embed.weight.dtype, can_capture(cache.device)
+        supported = dtype == torch.bfloat16 and has_triton()
+        if settings.cuda_graphs and capturable and not supported:
+            raise ConfigError(f"'cuda_graphs' needs Triton and bfloat16 weights, got {dtype}")
+        enabled = capturable and supported if settings.cuda_graphs is None else settings.cuda_graphs
         recurrent = any(kind in model_config.LINEAR_ATTENTION for kind in network.config.attention)
-        if not wanted or recurrent or settings.capture_routing:
+        if not enabled or recurrent or settings.capture_routing:
             return None
         return cls(network, cache, settings)
 
     @property
     def count(self) -> int:
+        """Number of captured graphs."""
         return sum(len(inputs.captured) for inputs in self._inputs.values())
 
     def recheck_weight_addresses(self) -> None:
-        """Someone had the network in hand."""
-        self._doubt = True
+        """Compare weight addresses before the next replay: other code had access to the network."""
+        self._recheck_needed = True
 
     # --- passes -----------------------------------------------------------------------------------
 
-    def decode(self, asked: UniformDecodeBatch, token_N: np.ndarray) -> tuple[Tensor, Tensor]:
-        """States and scores over the vocabulary of every token of a step."""
-        inputs = self._ready(asked, token_N)
-        hidden_ND, logits_NV = self._repeat(inputs, "write", self._write)
+    def decode(self, batch: UniformDecodeBatch, token_N: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Hidden states and logits of every token of a decode step."""
+        inputs = self._fill(batch, token_N)
+        hidden_ND, logits_NV = self._replay(inputs, "decode", self._decode)
         assert logits_NV is not None
-        return hidden_ND[: asked.tokens], logits_NV[: asked.tokens]
+        return hidden_ND[: batch.tokens], logits_NV[: batch.tokens]
 
-    def mtp_extend(self, asked: UniformDecodeBatch, next_N: np.ndarray) -> Tensor:
-        """MTP states of the tokens that were written last, given the token after each."""
-        inputs = self._inputs[self.key_for(asked)]
+    def mtp_extend(self, batch: UniformDecodeBatch, next_N: np.ndarray) -> Tensor:
+        """MTP states of the tokens of the last `decode`, given the token after each."""
+        inputs = self._inputs[self.key_for(batch)]
         N = len(inputs.views[0])
-        padded_N = np.concatenate((next_N, np.tile(next_N[: asked.query_len], N)))[:N]
+        padded_N = np.concatenate((next_N, np.tile(next_N[: batch.query_len], N)))[:N]
         inputs.views[0].copy_(copy_to_device_async(padded_N.astype(np.int32), self.cache.device))
-        state_ND, _ = self._repeat(inputs, "read", self._read)
-        return state_ND[: asked.tokens]
+        state_ND, _ = self._replay(inputs, "mtp_extend", self._mtp_extend)
+        return state_ND[: batch.tokens]
 
     def draft(
-        self, asked: UniformDecodeBatch, hidden_BD: Tensor, token_B: Tensor
+        self, batch: UniformDecodeBatch, hidden_BD: Tensor, token_B: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """MTP states and scores of one guessed token each; nothing waits for the device."""
-        inputs = self._ready(asked, np.zeros(asked.tokens, dtype=np.int32))
+        """MTP states and logits of one draft token per sequence, without synchronization."""
+        inputs = self._fill(batch, np.zeros(batch.tokens, dtype=np.int32))
         inputs.put_tokens(token_B)
         copy_padded(inputs.hidden_ND, hidden_BD)
-        state_ND, logits_NV = self._repeat(inputs, "guess", self._guess)
+        state_ND, logits_NV = self._replay(inputs, "draft", self._draft)
         assert logits_NV is not None
-        return state_ND[: asked.tokens], logits_NV[: asked.tokens]
+        return state_ND[: batch.tokens], logits_NV[: batch.tokens]
 
-    # --- what is recorded -------------------------------------------------------------------------
+    # --- captured functions -----------------------------------------------------------------------
 
-    def _write(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
-        hidden_ND = self.network.forward_with_context(inputs.views[0], self._step(inputs)).hidden_TD
+    def _decode(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
+        hidden_ND = self.network.forward_with_context(
+            inputs.views[0], self._context(inputs)
+        ).hidden_TD
         inputs.hidden_ND.copy_(hidden_ND)
         return hidden_ND, self.network.head(hidden_ND)
 
-    def _read(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
-        return self.network.mtp_draft(inputs.hidden_ND, inputs.views[0], self._step(inputs)), None
+    def _mtp_extend(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
+        return self.network.mtp_draft(
+            inputs.hidden_ND, inputs.views[0], self._context(inputs)
+        ), None
 
-    def _guess(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
-        state_ND, _ = self._read(inputs)
+    def _draft(self, inputs: CudaGraphBuffers) -> tuple[Tensor, Tensor | None]:
+        state_ND, _ = self._mtp_extend(inputs)
         return state_ND, self.network.head(state_ND)
 
-    def _step(self, inputs: CudaGraphBuffers) -> ForwardContext:
-        _, position_N, slot_N, visible_N, page_BP = inputs.views
-        size, page_tokens = inputs.size, self.cache.capacity.page_size
+    def _context(self, inputs: CudaGraphBuffers) -> ForwardContext:
+        _, position_N, kv_slot_N, visible_N, page_BP = inputs.views
+        size, page_size = inputs.size, self.cache.capacity.page_size
         B, Q = size.sequences, size.query_len
-        pages = BlockTable(page_BP.view(B, -1), page_tokens)
-        # Nobody asks the spans of a batch how long they are.
+        pages = BlockTable(page_BP.view(B, -1), page_size)
+        # Key lengths in the spans of a decode batch are not used; the block table has them.
         spans = tuple(Span(b * Q, Q, 0, Q) for b in range(B))
-        layout = AttentionMetadata(
+        metadata = AttentionMetadata(
             position_N, spans, decode_batch=DecodeBatch(pages, visible_N.view(B, Q))
         )
-        memory = PagedKVCacheView(self.cache, slot_N.long(), [])
+        kv_cache = PagedKVCacheView(self.cache, kv_slot_N.long(), [])
         cos_NP, sin_NP = self._cos_SP[position_N], self._sin_SP[position_N]
-        return ForwardContext(layout, memory, cos_NP, sin_NP, AuxRequest())
+        return ForwardContext(metadata, kv_cache, cos_NP, sin_NP, AuxRequest())
 
-    # --- within -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
-    def key_for(self, asked: UniformDecodeBatch) -> CudaGraphKey:
-        most, capacity = self.settings.max_running_requests, self.cache.capacity
-        sequences = min(_power(len(asked.slot_B)), max(most, len(asked.slot_B)))
-        pages = max(1, _smallest_room(self.network.config) // capacity.page_size)
-        while pages * capacity.page_size < asked.max_len:
+    def key_for(self, batch: UniformDecodeBatch) -> CudaGraphKey:
+        """The padded size of a batch."""
+        limit, capacity = self.settings.max_running_requests, self.cache.capacity
+        sequences = min(_next_power_of_two(len(batch.slot_B)), max(limit, len(batch.slot_B)))
+        pages = max(1, _min_keys(self.network.config) // capacity.page_size)
+        while pages * capacity.page_size < batch.max_len:
             pages *= 2
-        return CudaGraphKey(sequences, asked.query_len, min(pages, capacity.pages_per_sequence))
+        return CudaGraphKey(sequences, batch.query_len, min(pages, capacity.pages_per_sequence))
 
-    def _ready(self, asked: UniformDecodeBatch, token_N: np.ndarray) -> CudaGraphBuffers:
-        """The inputs of this size, filled."""
+    def _fill(self, batch: UniformDecodeBatch, token_N: np.ndarray) -> CudaGraphBuffers:
+        """The buffers of this size, filled with the inputs of the batch."""
         self._recheck()
-        size, device = self.key_for(asked), self.cache.device
+        size, device = self.key_for(batch), self.cache.device
         inputs, N = self._inputs.get(size), size.sequences * size.query_len
         if inputs is None:
             number_I = torch.zeros(
@@ -211,32 +221,33 @@ class CudaGraphRunner:
             )
             hidden_ND = self.network.embed.weight.new_zeros(N, self.network.config.hidden)
             inputs = self._inputs[size] = CudaGraphBuffers(number_I, hidden_ND, size)
-        whole = asked.padded_to(size.sequences)
-        token_N = np.concatenate((token_N, np.tile(token_N[: asked.query_len], N)))[:N]
-        position_BQ = whole.past_len_B[:, None] + np.arange(asked.query_len)
-        page_BP = self.cache.block_table(whole.slot_B, size.pages * self.cache.capacity.page_size)
-        slot_BQ = self.cache.slot_mapping_at(page_BP, position_BQ)
-        numbers = (token_N, position_BQ, slot_BQ, position_BQ + 1, page_BP)
+        padded = batch.padded_to(size.sequences)
+        token_N = np.concatenate((token_N, np.tile(token_N[: batch.query_len], N)))[:N]
+        position_BQ = padded.past_len_B[:, None] + np.arange(batch.query_len)
+        page_BP = self.cache.block_table(padded.slot_B, size.pages * self.cache.capacity.page_size)
+        kv_slot_BQ = self.cache.slot_mapping_at(page_BP, position_BQ)
+        numbers = (token_N, position_BQ, kv_slot_BQ, position_BQ + 1, page_BP)
         flat_I = np.concatenate([x.reshape(-1) for x in numbers]).astype(np.int32)
         inputs.number_I.copy_(copy_to_device_async(flat_I, device), non_blocking=True)
         return inputs
 
-    def _repeat(
+    def _replay(
         self,
         inputs: CudaGraphBuffers,
         name: str,
-        work: Callable[[CudaGraphBuffers], tuple[Tensor, Tensor | None]],
+        function: Callable[[CudaGraphBuffers], tuple[Tensor, Tensor | None]],
     ) -> tuple[Tensor, Tensor | None]:
         if name not in inputs.captured:
-            inputs.captured[name] = self._pool.capture(lambda: work(inputs))
+            inputs.captured[name] = self._pool.capture(lambda: function(inputs))
         return inputs.captured[name].replay()
 
     def _recheck(self) -> None:
-        """Recordings hold the addresses of weights. Copying new ones over the old keeps them."""
-        if self._doubt:
-            self._doubt, found = False, parameter_addresses(self.network)
-            if found != self._weights:
-                self._weights, self._inputs, self._pool = (
+        """Drop all graphs if weights moved: graphs hold their addresses. In-place weight updates
+        keep them valid."""
+        if self._recheck_needed:
+            self._recheck_needed, found = False, parameter_addresses(self.network)
+            if found != self._addresses:
+                self._addresses, self._inputs, self._pool = (
                     found,
                     {},
                     CudaGraphPool(self.cache.device),
@@ -244,14 +255,14 @@ class CudaGraphRunner:
 
 
 def parameter_addresses(network: Transformer) -> tuple[int, ...]:
-    """Where every parameter and buffer lies."""
+    """The data pointers of all parameters and buffers."""
     return tuple(x.data_ptr() for x in (*network.parameters(), *network.buffers()))
 
 
-def _smallest_room(config: ModelConfig) -> int:
-    """As many keys as need no choice."""
+def _min_keys(config: ModelConfig) -> int:
+    """The smallest key capacity: as many keys as the indexer selects without choosing."""
     return config.indexer.topk if config.indexer is not None else MIN_KEYS
 
 
-def _power(count: int) -> int:
+def _next_power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()

@@ -1,8 +1,9 @@
-"""Grammars as the library prints them: read into expressions, and made sound where they are JSON.
+"""Parser for grammars as xgrammar prints them, and a fix that makes their JSON valid.
 
 The printed form is EBNF without left recursion: `name ::= ((a b) | ("c"))`, where an element is a
-text, a class of characters, perhaps starred, the name of a rule, perhaps repeated `{least, most}`,
-`Token(id, ...)` or `Regex("...", json_string=true)`. A lookahead `(=...)` narrows nothing.
+string literal, a character class (optionally starred), a rule reference (optionally repeated
+`{min, max}`), `Token(id, ...)` or `Regex("...", json_string=true)`. A lookahead `(=...)` does not
+restrict anything here and is skipped.
 """
 
 import json
@@ -10,11 +11,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# What the library lets through in JSON, and what becomes of it:
-_SOUND = (
-    # Raw control characters in strings of a limited length, which no JSON parser takes.
+# Invalid or unsafe JSON that xgrammar allows, and the replacement:
+_JSON_FIXES = (
+    # Raw control characters in strings with a length limit, which JSON parsers reject.
     (re.escape(r"[^\"\\\r\n]"), r"[^\\0-\\U0000001f\\" r'"\\\\\\r\\n]'),
-    # Halves of surrogate pairs, which are not text; whole pairs stay.
+    # Lone surrogates; pairs stay.
     (
         re.escape('("u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9])'),
         '("u" [0-9A-CE-Fa-ce-f] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9])'
@@ -22,45 +23,45 @@ _SOUND = (
         ' | ("u" [Dd] [89ABab] [A-Fa-f0-9] [A-Fa-f0-9]'
         r' "\\\\u" [Dd] [C-Fc-f] [A-Fa-f0-9] [A-Fa-f0-9])',
     ),
-    # Numbers without end: infinite as floats, and refused as integers by Python.
+    # Numbers of unlimited length: infinite as floats, rejected as integers by Python.
     (r"(basic_number_4\w*) (basic_number_digits\w*)\{1, -1\}", r"\1 \2{1, 2}"),
     (r'"\." (basic_number_digits\w*)\{1, -1\}', r'"." \1{1, 17}'),
     (r"\[1-9\] \[0-9\]\*", "[1-9] basic_number_digits{0, 17}"),
 )
 
 
-_SHORT = re.compile(r"(\\\\)|\\x(..)|\\u(....)")
+_SHORT_ESCAPE = re.compile(r"(\\\\)|\\x(..)|\\u(....)")
 
 
 def restrict_to_valid_json(text: str) -> str:
-    """A printed grammar whose JSON every client can read, and which the library reads as it was
-    meant: it prints a character as \\xdf and reads as many digits as follow.
+    """Fix a printed grammar: its JSON becomes valid, and its escapes unambiguous (xgrammar prints
+    \\xdf but parses as many hex digits as follow).
 
     >>> print(restrict_to_valid_json(r'characters ::= (([^\\"\\\\\\r\\n]))'))
     characters ::= (([^\\0-\\U0000001f\\"\\\\\\r\\n]))
     """
-    text = _SHORT.sub(lambda found: found[1] or rf"\U{found[2] or found[3]:0>8}", text)
-    for loose, strict in _SOUND:
+    text = _SHORT_ESCAPE.sub(lambda found: found[1] or rf"\U{found[2] or found[3]:0>8}", text)
+    for loose, strict in _JSON_FIXES:
         text = re.sub(loose, strict, text)
-    text = _with_escapes(text)
+    text = _add_json_escapes(text)
     if "basic_number_digits{" in text and "basic_number_digits ::=" not in text:
         text += "basic_number_digits ::= (([0-9]))\n"
     return text
 
 
 _LINE = re.compile(r"^(\w+) ::= (.*)$", re.MULTILINE)
-# A rule that is all between the quotes of a string.
+# A rule that is the whole content of a JSON string.
 _QUOTED = re.compile(r'"\\"" (\w+) "\\""')
 _PIECE = re.compile(
     r'"(?P<text>(?:[^"\\]|\\.)*)"|'
     r"\[(?P<negated>\^?)(?P<class>(?:[^\]\\]|\\.)*)\](?P<star>\*?)"
 )
-_IN_NEED = frozenset([*map(chr, range(32)), '"', "\\"])  # of an escape in JSON
+_NEEDS_ESCAPE = frozenset([*map(chr, range(32)), '"', "\\"])  # in JSON strings
 
 
-def _with_escapes(text: str) -> str:
-    """With escapes in strings of a `pattern`. The library has no rules for them: a pattern without
-    any match that does without them is written out as it is."""
+def _add_json_escapes(text: str) -> str:
+    """Add JSON escapes to strings with a `pattern`. xgrammar has no rules for them: characters that
+    need an escape would be generated unescaped."""
     rules = dict(_LINE.findall(text))
     todo, within = _QUOTED.findall(text), set()
     while todo:
@@ -69,27 +70,29 @@ def _with_escapes(text: str) -> str:
             within.add(name)
             todo += re.findall(r"\w+", _PIECE.sub(" ", rules[name]))
     return _LINE.sub(
-        lambda rule: _PIECE.sub(_escaped, rule[0]) if rule[1] in within else rule[0], text
+        lambda rule: _PIECE.sub(_escape_piece, rule[0]) if rule[1] in within else rule[0], text
     )
 
 
-def _escaped(piece: re.Match[str]) -> str:
+def _escape_piece(piece: re.Match[str]) -> str:
     if piece["text"] is not None:
-        spelled = "".join(char for char, _ in _characters(piece["text"]))
-        return _printed(spelled) if _IN_NEED & set(spelled) else piece[0]
+        text = "".join(char for char, _ in _characters(piece["text"]))
+        return _json_literal(text) if _NEEDS_ESCAPE & set(text) else piece[0]
     ranges = _ranges(piece["class"])
     ranges = invert_ranges(ranges) if piece["negated"] else ranges
-    needy = [char for char in sorted(_IN_NEED) if any(a <= ord(char) <= b for a, b in ranges)]
-    if not needy:
+    escaped = [
+        char for char in sorted(_NEEDS_ESCAPE) if any(a <= ord(char) <= b for a, b in ranges)
+    ]
+    if not escaped:
         return piece[0]
-    rest = invert_ranges((*invert_ranges(ranges), *((ord(char), ord(char)) for char in needy)))
+    rest = invert_ranges((*invert_ranges(ranges), *((ord(char), ord(char)) for char in escaped)))
     plain = "".join(rf"\U{a:08x}-\U{b:08x}" for a, b in rest)
-    options = [*([f"[{plain}]"] if plain else []), *map(_printed, needy)]
+    options = [*([f"[{plain}]"] if plain else []), *map(_json_literal, escaped)]
     return f"({' | '.join(options)})" + ("{0, -1}" if piece["star"] else "")
 
 
-def _printed(text: str) -> str:
-    """A text as it stands in JSON."""
+def _json_literal(text: str) -> str:
+    """A string literal of the JSON-escaped text."""
     return '"' + "".join(rf"\U{ord(char):08x}" for char in json.dumps(text)[1:-1]) + '"'
 
 
@@ -97,7 +100,7 @@ def _printed(text: str) -> str:
 
 
 class EbnfSyntaxError(ValueError):
-    """A printed grammar with something in it that is not known here."""
+    """A printed grammar that this parser does not support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ _LEXEME = re.compile(
         (?P<name>\w+) |
         "(?P<text>(?:[^"\\]|\\.)*)" |
         \[(?P<negated>\^?)(?P<class>(?:[^\]\\]|\\.)*)\](?P<star>\*?) |
-        \{(?P<least>\d+),\s*-?\d+\} |
+        \{(?P<min>\d+),\s*-?\d+\} |
         (?P<mark>\(=|[()|])
     )""",
     re.VERBOSE | re.DOTALL,
@@ -173,16 +176,16 @@ MAX_CODEPOINT = 0x10FFFF
 
 
 def parse_rules(text: str) -> dict[str, Expression]:
-    """The rules of a printed grammar, by their names."""
-    reader = _Reader(text)
+    """Parse the rules of a printed grammar, by name. Raises EbnfSyntaxError."""
+    parser = _Parser(text)
     found: dict[str, Expression] = {}
-    while reader.lexeme is not None:
-        name = reader.take("rule")
-        found[name] = reader.choice()
+    while parser.lexeme is not None:
+        name = parser.take("rule")
+        found[name] = parser.choice()
     return found
 
 
-class _Reader:
+class _Parser:
     def __init__(self, text: str) -> None:
         self._lexemes = _lexemes(text)
         self.lexeme: re.Match[str] | None = None
@@ -196,7 +199,7 @@ class _Reader:
 
     def take(self, kind: str) -> str:
         if self.lexeme is None or self.lexeme[kind] is None:
-            raise EbnfSyntaxError(f"a {kind} was expected")
+            raise EbnfSyntaxError(f"expected a {kind}")
         found = self.lexeme[kind]
         self._next()
         return str(found)
@@ -213,10 +216,10 @@ class _Reader:
         while (lexeme := self.lexeme) is not None:
             if lexeme["rule"] is not None or lexeme["mark"] in (")", "|"):
                 break
-            if lexeme["mark"] == "(=":  # says what follows anyway
+            if lexeme["mark"] == "(=":  # lookahead: skipped
                 self._group()
-            elif lexeme["least"] is not None:
-                items[-1] = Repetition(items[-1], int(self.take("least")))
+            elif lexeme["min"] is not None:
+                items[-1] = Repetition(items[-1], int(self.take("min")))
             elif lexeme["mark"] == "(":
                 items.append(self._group())
             else:
@@ -228,7 +231,7 @@ class _Reader:
         self._next()
         found = self.choice()
         if not self._is(")"):
-            raise EbnfSyntaxError("a ')' was expected")
+            raise EbnfSyntaxError("expected ')'")
         self._next()
         return found
 
@@ -238,7 +241,7 @@ def _lexemes(text: str) -> Iterator[re.Match[str]]:
     while text[at:].strip():
         found = _LEXEME.match(text, at)
         if found is None or found["name"] in ("TagDispatch", "TokenTagDispatch", "ExcludeToken"):
-            raise EbnfSyntaxError(f"cannot be read: {text[at : at + 40]!r}")
+            raise EbnfSyntaxError(f"unsupported syntax: {text[at : at + 40]!r}")
         yield found
         at = found.end()
 
@@ -260,7 +263,7 @@ def _element(lexeme: re.Match[str]) -> Expression:
 
 
 def _characters(text: str) -> Iterator[tuple[str, bool]]:
-    """Each character, and whether it was escaped."""
+    """Each character and whether it was escaped."""
     for short, long, longest, escaped, plain in _ESCAPE.findall(text):
         code = short or long or longest
         if code:
@@ -282,7 +285,7 @@ def _ranges(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def merge_ranges(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ascending, apart from each other."""
+    """Sorted, with overlapping and adjacent ranges merged."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:
@@ -293,7 +296,7 @@ def merge_ranges(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def invert_ranges(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """All other characters.
+    """All code points outside these ranges.
 
     >>> invert_ranges(((0, 9), (12, 0x10FFFF)))
     ((10, 11),)

@@ -1,4 +1,4 @@
-"""The engine as everyone else sees it."""
+"""Engine: the public, thread-safe API of the inference engine."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -35,10 +35,10 @@ from paddock.text import Tokenizer
 
 
 class Engine(StreamBridge):
-    """Requests in, tokens out. Safe to use from any thread and any event loop.
+    """Inference engine. Safe to use from any thread and any event loop.
 
-    The network belongs to the engine from here on: its thread alone may run or change it. Without a
-    tokenizer there are no stop texts, no grammars and no thinking.
+    The engine owns the network: only the engine thread may run or change it. Without a tokenizer
+    there are no stop strings, grammars or thinking budgets.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Engine(StreamBridge):
         self.settings = settings or EngineSettings()
         self.tokenizer, self.config, self.clock = tokenizer, network.config, clock
         network.eval()
-        self._worker = EngineLoop(network, self.settings, clock)
-        self._worker.scheduler.version = version
-        self.capacity = self._worker.capacity
+        self._loop = EngineLoop(network, self.settings, clock)
+        self._loop.scheduler.version = version
+        self.capacity = self._loop.capacity
         self.stop_ids = frozenset(self._default_stops())
         self._serial = count()
         self._ids: set[str] = set()
@@ -64,28 +64,29 @@ class Engine(StreamBridge):
         self._grammars: GrammarBackend | None = None
         self._grammars_lock = Lock()
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- generation -------------------------------------------------------------------------------
 
     def generate(self, token_ids: Many[int], sampling: SamplingParams | None = None) -> Completion:
-        """The reply to one prompt; blocks until it is whole."""
+        """Generate the completion of one prompt. Blocks."""
         ids = tuple(int(i) for i in token_ids)
         request = Request(token_ids=ids, sampling_params=sampling or SamplingParams())
         return self.generate_output(request).completion
 
     def generate_output(self, request: Request) -> RequestOutput:
-        """As `generate`, with everything there is to know about the reply."""
+        """As `generate`, for a full request and output. Blocks."""
         return self.generate_outputs([request])[0]
 
     def generate_outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
-        """Many at once, in the order they were asked. Blocks."""
-        asked: list[tuple[str, SimpleQueue[OutputDelta | EngineError]]] = []  # an id may come again
+        """Generate many outputs concurrently, returned in the order of requests. Blocks."""
+        # A list, not a dict: an id may be reused.
+        submitted: list[tuple[str, SimpleQueue[OutputDelta | EngineError]]] = []
         try:
             for request in requests:
                 inbox: SimpleQueue[OutputDelta | EngineError] = SimpleQueue()
-                asked.append((self.submit(request, inbox.put), inbox))
-            return [_whole(inbox.get()) for _, inbox in asked]
+                submitted.append((self.submit(request, inbox.put), inbox))
+            return [_final_output(inbox.get()) for _, inbox in submitted]
         except BaseException:
-            for name, _ in asked:
+            for name, _ in submitted:
                 self.abort(name)
             raise
 
@@ -97,178 +98,183 @@ class Engine(StreamBridge):
         streamed: bool = False,
         cancelled: Event | None = None,
     ) -> str:
-        """Hand in a request; returns its id. `deliver` is called on the engine's thread, must not
-        block, and gets a delta a step if `streamed`, else the last one alone (or a failure). With a
-        grammar this blocks until that is compiled, or until `cancelled` is set.
+        """Submit a request; returns its id. `deliver` is called on the engine thread, must not
+        block, and receives one delta per step if `streamed`, else only the last (or an error).
+        With a grammar this blocks until it is compiled or `cancelled` is set.
 
-        Raises RequestRefused for what no engine with these settings could answer (ContextExceeded
-        if it is too long), EngineFailed otherwise (EngineFull, DuplicateId, or it has ended)."""
-        if self._worker.broken is not None:
-            raise EngineError(self._worker.broken)
+        Raises InvalidRequestError if the engine's settings rule the request out
+        (ContextLengthExceededError if it is too long), otherwise EngineError
+        (EngineQueueFullError, DuplicateRequestIdError, or the engine was closed)."""
+        if self._loop.broken is not None:
+            raise EngineError(self._loop.broken)
         self._check(request)
         serial = next(self._serial)
         with self._lock:
             name = request.id or f"request-{serial}"
             if name in self._ids:
-                raise DuplicateRequestIdError(
-                    f"a request with the id {name!r} is being answered already"
-                )
+                raise DuplicateRequestIdError(f"request id {name!r} is already in use")
             if (
                 len(self._ids)
                 >= self.settings.max_queued_requests + self.settings.max_running_requests
             ):
                 raise EngineQueueFullError(
-                    f"{len(self._ids)} requests are waiting or running already"
+                    f"the queue is full: {len(self._ids)} requests are queued or running"
                 )
             self._ids.add(name)
 
-        def hand_over(delta: OutputDelta | EngineError) -> None:
+        def on_output(delta: OutputDelta | EngineError) -> None:
             if isinstance(delta, EngineError) or delta.output is not None:
                 with self._lock:
                     self._ids.discard(name)
             deliver(delta)
 
         try:
-            sequence = self._sequence(request, name, serial, hand_over, streamed)
+            sequence = self._sequence(request, name, serial, on_output, streamed)
             if request.sampling_params.grammar is not None:
                 self._constrain(sequence, request.sampling_params.grammar, cancelled)
-            self._worker.submit(sequence)
+            self._loop.submit(sequence)
         except BaseException:
             with self._lock:
                 self._ids.discard(name)
             raise
         return name
 
-    # --- steering ---------------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     def abort(self, request_id: str) -> None:
-        """End a request where it stands; its answer holds what was written. Does not block."""
-        with suppress(EngineError):  # what has ended needs no abort
-            self._worker.run_between_steps(lambda: self._worker.abort(request_id))
+        """End a request now; its output holds the tokens so far. Does not block."""
+        with suppress(EngineError):  # a closed engine has no requests
+            self._loop.run_between_steps(lambda: self._loop.abort(request_id))
 
     def abort_all(self) -> int:
-        """End every request; how many there were."""
-        return int(self._do(lambda: self._worker.abort_all("aborted by the client")))
+        """End all requests; returns how many there were."""
+        return int(self._do(lambda: self._loop.abort_all("aborted by the client")))
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Take no further step. Running requests end (abort), give up their pages and wait
-        (retract), or stay as they are (in_place). New requests wait."""
-        self._do(lambda: self._worker.pause(mode))
+        """Stop stepping. Running requests end ("abort"), are preempted ("retract") or keep their
+        pages ("in_place"). New requests are queued."""
+        self._do(lambda: self._loop.pause(mode))
 
     def resume(self) -> None:
-        self._do(self._worker.resume)
+        self._do(self._loop.resume)
 
     def update_weights(self, load: LoadWeights, version: int, mode: PauseMode = "in_place") -> int:
-        """Change the weights between two steps; how many requests were running.
+        """Weight update between two steps; returns how many requests were running.
 
-        `load` is given the network on the engine's thread. Requests that have begun end (abort),
-        are read anew under the new weights (retract), or go on with the rows they have (in_place).
-        Every token is attributed to the version that sampled it; cached pages never cross versions.
+        `load` is called with the network on the engine thread. Started requests end ("abort"), are
+        preempted and recomputed with the new weights ("retract"), or continue with their old KV
+        entries ("in_place"). Every token is attributed to the version that sampled it; the prefix
+        cache is never shared across versions.
         """
         if version < 0:
-            raise InvalidRequestError(f"version {version} is negative")
-        return int(self._do(lambda: self._worker.update_weights(load, version, mode)))
+            raise InvalidRequestError(f"version must not be negative, got {version}")
+        return int(self._do(lambda: self._loop.update_weights(load, version, mode)))
 
     def flush_cache(self) -> bool:
-        """Empty the prefix cache; False, and nothing happens, while there are requests."""
-        return bool(self._do(self._worker.flush_cache))
+        """Empty the prefix cache; does nothing and returns False while there are requests."""
+        return bool(self._do(self._loop.flush_cache))
 
     def run_between_steps(self, run: Callable[[Transformer], Any]) -> Future[Any]:
-        """Have `run` done with the network between two steps, on the engine's thread."""
-        return self._worker.run_between_steps(lambda: run(self._worker.network))
+        """Run a function with the network between two steps, on the engine thread."""
+        return self._loop.run_between_steps(lambda: run(self._loop.network))
 
     def stats(self) -> EngineStats:
-        """Numbers of this moment (between two steps)."""
+        """Current statistics, taken between two steps. Blocks."""
         return self.stats_future().result()
 
     def stats_future(self) -> "Future[EngineStats]":
-        return self._worker.run_between_steps(self._worker.stats)
+        """As `stats`, without blocking."""
+        return self._loop.run_between_steps(self._loop.stats)
 
     def audit(self) -> list[str]:
-        """What does not add up in pages, seats and requests; empty if all is well."""
-        return list(self._do(self._worker.audit))
+        """Inconsistencies in pages, slots and requests; empty if there are none."""
+        return list(self._do(self._loop.audit))
 
     @property
     def version(self) -> int:
-        """Of the weights that sample now."""
-        return self._worker.scheduler.version
+        """Version of the current weights."""
+        return self._loop.scheduler.version
 
     @property
     def healthy(self) -> bool:
-        return self._worker.broken is None
+        return self._loop.broken is None
 
     def close(self) -> None:
-        """End every request and the thread. Further requests are refused."""
-        self._worker.close()
+        """End all requests and the engine thread. Further requests are rejected."""
+        self._loop.close()
 
-    # --- within -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def _do(self, run: Callable[[], Any]) -> Any:
-        return self._worker.run_between_steps(run).result()
+        return self._loop.run_between_steps(run).result()
 
     def _default_stops(self) -> Iterable[int]:
-        named = self.settings.stop_token_ids
-        if named is None:
+        token_ids = self.settings.stop_token_ids
+        if token_ids is None:
             own = (
                 self.tokenizer.special_token_ids.stop_token_ids
                 if self.tokenizer is not None
                 else ()
             )
-            named = (*self.config.eos, *own)
-        # A small vocabulary may lack what its configuration names; nobody will ever say that.
-        return (token for token in named if 0 <= token < self.config.vocab)
+            token_ids = (*self.config.eos, *own)
+        # A small vocabulary may lack ids that its configuration names.
+        return (token for token in token_ids if 0 <= token < self.config.vocab)
 
     def _check(self, request: Request) -> None:
-        """Refuse, with the numbers, what can have no answer."""
+        """Raise InvalidRequestError, with the numbers, for a request that cannot be served."""
         prompt, sampling = len(request.token_ids), request.sampling_params
         context, vocab = self.capacity.context_length, self.config.vocab
         if not prompt:
             raise InvalidRequestError("the prompt is empty")
         if prompt >= context:
             raise ContextLengthExceededError(
-                f"the prompt has {prompt} tokens, which leaves no room for a reply in this "
-                f"model's context of {context} tokens"
+                f"the prompt has {prompt} tokens, which leaves no room for output in this model's "
+                f"context of {context} tokens"
             )
-        wanted = sampling.max_new_tokens
-        if wanted is not None and prompt + wanted > context:
+        max_new = sampling.max_new_tokens
+        if max_new is not None and prompt + max_new > context:
             raise ContextLengthExceededError(
-                f"the prompt has {prompt} tokens and max_new_tokens is {wanted}, together "
-                f"{prompt + wanted}, which exceeds this model's context of {context} tokens"
+                f"the prompt has {prompt} tokens and max_new_tokens is {max_new}, together "
+                f"{prompt + max_new}, which exceeds this model's context of {context} tokens"
             )
         biased = tuple(bias.token_id for bias in sampling.logit_bias)
         named = {
             "the prompt": request.token_ids,
-            "stop_ids": sampling.stop_token_ids,
+            "stop_token_ids": sampling.stop_token_ids,
             "logit_bias": biased,
-            "ask_ids": request.logprob_token_ids,
+            "logprob_token_ids": request.logprob_token_ids,
         }
         for name, ids in named.items():
             if set(map(type, ids)) - {int}:
                 wrong = next(i for i in ids if type(i) is not int)
-                raise InvalidRequestError(f"{name} has {wrong!r} for a token id")
+                raise InvalidRequestError(f"{name}: token ids must be integers, got {wrong!r}")
             if ids and not 0 <= min(ids) <= max(ids) < vocab:
                 wrong = next(i for i in ids if not 0 <= i < vocab)
-                raise InvalidRequestError(f"{name} has token id {wrong}, outside [0, {vocab})")
+                raise InvalidRequestError(f"{name}: token id {wrong} is not in [0, {vocab})")
         self._check_extras(request)
 
     def _check_extras(self, request: Request) -> None:
-        sampling, most = request.sampling_params, self.settings.max_logprobs
-        if not 0 <= request.top_logprobs <= most:
-            raise InvalidRequestError(f"top_logprobs is {request.top_logprobs}, not in [0, {most}]")
+        sampling, limit = request.sampling_params, self.settings.max_logprobs
+        if not 0 <= request.top_logprobs <= limit:
+            raise InvalidRequestError(
+                f"top_logprobs must be in [0, {limit}], got {request.top_logprobs}"
+            )
         start, prompt = request.prompt_logprobs_start, len(request.token_ids)
         if start is not None and not 0 <= start <= prompt:
-            raise InvalidRequestError(f"prompt_logprobs_from is {start}, not in [0, {prompt}]")
+            raise InvalidRequestError(
+                f"prompt_logprobs_start must be in [0, {prompt}], got {start}"
+            )
         if request.return_routing and not self.settings.capture_routing:
             raise InvalidRequestError(
-                "replay was asked for, but the engine's 'replay' setting is off"
+                "return_routing needs the engine setting 'capture_routing', which is off"
             )
         if self.tokenizer is None and (sampling.stop or sampling.grammar):
-            raise InvalidRequestError("stop texts and grammars need an engine with a tokenizer")
+            raise InvalidRequestError("stop strings and grammars need an engine with a tokenizer")
 
     def _sequence(
         self, request: Request, name: str, serial: int, deliver: OutputCallback, streamed: bool
     ) -> Sequence:
-        sampling, room = (
+        sampling, max_output = (
             request.sampling_params,
             self.capacity.context_length - len(request.token_ids),
         )
@@ -279,7 +285,7 @@ class Engine(StreamBridge):
             serial=serial,
             seed=sampling.seed if sampling.seed is not None else self._seed(serial),
             stop_token_ids=stops if sampling.ignore_eos else stops | self.stop_ids,
-            max_new_tokens=sampling.max_new_tokens or room,
+            max_new_tokens=sampling.max_new_tokens or max_output,
             on_output=deliver,
             stream=streamed,
             arrived=self.clock(),
@@ -299,8 +305,8 @@ class Engine(StreamBridge):
         return sequence
 
     def _constrain(self, sequence: Sequence, grammar: Grammar, cancelled: Event | None) -> None:
-        """Bind the reply to its grammar. One that must be complete has room for that: thinking may
-        take three quarters of the length, and no more than leaves room for the shortest reply."""
+        """Attach the grammar constraint. If it must complete, limit reasoning to three quarters of
+        the length and to what leaves enough tokens for the shortest completion."""
         assert self.tokenizer is not None
         with self._grammars_lock:
             if self._grammars is None:
@@ -312,23 +318,23 @@ class Engine(StreamBridge):
         sequence.constraint = constraint
         if not constraint.must_complete:
             return
-        thinks = thinking is not None and thinking.is_open
-        least, most = len(constraint.shortest_completion()) + thinks, sequence.max_new_tokens
-        if least > most:
+        in_reasoning = thinking is not None and thinking.is_open
+        needed = len(constraint.shortest_completion()) + in_reasoning
+        max_new = sequence.max_new_tokens
+        if needed > max_new:
             raise InvalidRequestError(
-                f"max_new_tokens must be at least {least} for a reply that satisfies its grammar, "
-                f"got {most}"
+                f"max_new_tokens must be at least {needed} to complete the grammar, got {max_new}"
             )
-        if thinking is not None and thinks:
-            budget = most - max(least, most // 4)
+        if thinking is not None and in_reasoning:
+            budget = max_new - max(needed, max_new // 4)
             thinking.budget = budget if thinking.budget is None else min(budget, thinking.budget)
 
     def _seed(self, serial: int) -> int:
-        """For a request that brought none: its own, and another engine's are different."""
+        """Seed of a request without one: unique per request and per engine seed."""
         return (self.settings.seed << 32) + serial
 
 
-def _whole(delta: OutputDelta | EngineError) -> RequestOutput:
+def _final_output(delta: OutputDelta | EngineError) -> RequestOutput:
     if isinstance(delta, EngineError):
         raise delta
     assert delta.output is not None

@@ -1,18 +1,18 @@
-"""The engine's own thread: it alone touches the network, the cache and the schedule.
+"""The engine thread, which alone uses the model, the KV cache and the scheduler.
 
-Everything reaches it through one inbox and is acted upon between steps: new requests, aborts,
-pauses, new weights. A step that fails fails the requests in it, never the thread; a failure that is
-a bug leaves the engine unhealthy, and every request, present and future, is told so.
+Everything reaches it through one inbox and is handled between steps: new requests, aborts, pauses,
+weight updates. A step that runs out of memory fails the requests in it, never the thread; any
+other exception is a bug: the engine becomes unhealthy and fails all present and future requests.
 
-What a step adds to a stream is handed over after it, where a device works on its own when the next
-step has been queued. Whatever ends a request goes out at once, behind all that was said before.
+Streamed deltas are delivered after their step; on an accelerator, once the next step is queued, so
+that delivery overlaps with computation. A final output is sent at once, after earlier deltas.
 """
 
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Literal
@@ -41,13 +41,15 @@ LoadWeights = Callable[[Transformer], None]
 
 @dataclass(frozen=True, slots=True)
 class DeferredCall:
-    """Something to do between two steps, and where to say how it went."""
+    """A function to run between two steps, and the future for its result."""
 
     run: Callable[[], Any]
     done: Future[Any]
 
 
 class EngineLoop:
+    """Owner of the engine thread. `submit`, `run_between_steps` and `close` are thread-safe."""
+
     def __init__(
         self, network: Transformer, settings: EngineSettings, clock: Callable[[], float]
     ) -> None:
@@ -64,14 +66,12 @@ class EngineLoop:
         self.counters = CumulativeStats()
         self.requests: dict[str, Sequence] = {}
         self.paused = False
-        self.overlap_streaming = (
-            weight.device.type != "cpu"
-        )  # while the device computes the next step
-        self._unsaid: list[tuple[Sequence, OutputDelta]] = []
-        self.broken: str | None = None  # what went wrong, once something has
+        self.overlap_streaming = weight.device.type != "cpu"  # deliver while the device computes
+        self._pending_deltas: list[tuple[Sequence, OutputDelta]] = []
+        self.broken: str | None = None  # error message of an unhealthy or closed engine
         self._inbox: SimpleQueue[Sequence | DeferredCall | None] = SimpleQueue()
-        self._door, self._closed = Lock(), False
-        self._thread = Thread(target=self._work, name="paddock-engine", daemon=True)
+        self._inbox_lock, self._closed = Lock(), False
+        self._thread = Thread(target=self._run, name="paddock-engine", daemon=True)
         self._thread.start()
 
     # --- from other threads -----------------------------------------------------------------------
@@ -80,7 +80,7 @@ class EngineLoop:
         self._post(sequence)
 
     def run_between_steps(self, run: Callable[[], Any]) -> Future[Any]:
-        """Have `run` done between two steps."""
+        """Schedule `run` between two steps, on the engine thread."""
         command = DeferredCall(run, Future())
         self._post(command)
         return command.done
@@ -90,15 +90,15 @@ class EngineLoop:
         self._thread.join()
 
     def _post(self, message: Sequence | DeferredCall) -> None:
-        with self._door:  # nothing is put where nobody will look any more
+        with self._inbox_lock:  # nothing may be put after the thread's last look
             if self._closed:
                 raise EngineError(self.broken or "the engine was closed")
             self._inbox.put(message)
 
-    # --- the thread -------------------------------------------------------------------------------
+    # --- the engine thread ------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        torch.set_num_threads(num_cpu_threads(self.settings, self.network.config))  # of this thread
+    def _run(self) -> None:
+        torch.set_num_threads(num_cpu_threads(self.settings, self.network.config))
         try:
             while self._read_inbox():
                 if not self.paused:
@@ -108,25 +108,25 @@ class EngineLoop:
         for sequence in list(self.requests.values()):
             self.finish_request(sequence, "abort", message="the engine was closed")
         self.broken = self.broken or "the engine was closed"
-        with self._door:
+        with self._inbox_lock:
             self._closed = True
         self._reject_inbox()
 
     def _read_inbox(self) -> bool:
-        """Act on everything that has arrived; sleep while there is nothing else to do."""
+        """Handle all messages; block while there is nothing to compute. False: close."""
         busy = not self.paused and bool(self.scheduler.running or self.scheduler.waiting)
         if not busy:
-            self._tell()
+            self._deliver_pending()
         try:
             message = self._inbox.get(block=not busy)
             while message is not None:
-                self._take(message)
+                self._handle(message)
                 message = self._inbox.get(block=False)
         except Empty:
             return True
         return False
 
-    def _take(self, message: Sequence | DeferredCall) -> None:
+    def _handle(self, message: Sequence | DeferredCall) -> None:
         if isinstance(message, DeferredCall):
             if message.done.set_running_or_notify_cancel():
                 try:
@@ -143,7 +143,7 @@ class EngineLoop:
             self.scheduler.add(message)
 
     def _reject_inbox(self) -> None:
-        why = EngineError(self.broken or "the engine has ended")
+        why = EngineError(self.broken or "the engine was closed")
         with suppress(Empty):
             while True:
                 message = self._inbox.get(block=False)
@@ -155,17 +155,17 @@ class EngineLoop:
 
     def _step(self) -> None:
         started = self.clock()
-        plan = self.scheduler.schedule(started)
-        if not plan.scheduled:
+        step = self.scheduler.schedule(started)
+        if not step.scheduled:
             return
-        for sequence in plan.sequences:
+        for sequence in step.sequences:
             assert sequence.slot is not None
             self.sampling_table.set(sequence.slot, sequence.request.sampling_params, sequence.seed)
-        before = {id(s): s.num_generated for s in plan.sequences}
+        before = {id(s): s.num_generated for s in step.sequences}
         try:
-            ended = self.runner.execute_step(plan, self.scheduler.version, self._tell)
+            ended = self.runner.execute_step(step, self.scheduler.version, self._deliver_pending)
         except torch.OutOfMemoryError as error:
-            for sequence in list(plan.sequences):
+            for sequence in list(step.sequences):
                 self._fail(sequence, f"the device ran out of memory in a step: {error}")
             return
         except Exception as error:
@@ -175,54 +175,54 @@ class EngineLoop:
         took = now - started
         self.counters.steps += 1
         self.counters.busy_s += took
-        if self.runner.graphs is not None and plan.has_prefill:
+        if self.runner.graphs is not None and step.has_prefill:
             self.scheduler.delay_prefill(now=now, took=took)
-        self._deliver(plan, before, ended, now)
+        self._process_outputs(step, before, ended, now)
 
-    def _deliver(
-        self, plan: ScheduledStep, before: dict[int, int], ended: list[FinishedSequence], now: float
+    def _process_outputs(
+        self, step: ScheduledStep, before: dict[int, int], ended: list[FinishedSequence], now: float
     ) -> None:
-        for part in plan.scheduled:
-            if part.stop - part.start > 1 or not before[id(part.sequence)]:  # it was read
-                self.counters.prefill_tokens += part.stop - part.start
-                self.scheduler.cache_prefix(part.sequence)
+        for each in step.scheduled:
+            if each.stop - each.start > 1 or not before[id(each.sequence)]:  # prefill
+                self.counters.prefill_tokens += each.stop - each.start
+                self.scheduler.cache_prefix(each.sequence)
         done = {id(end.sequence): end for end in ended}
-        for sequence in plan.sequences:
-            wrote = sequence.num_generated - before[id(sequence)]
-            if wrote:
-                self._count(sequence, wrote, now)
+        for sequence in step.sequences:
+            new = sequence.num_generated - before[id(sequence)]
+            if new:
+                self._count(sequence, new, now)
             end = done.get(id(sequence))
             if end is not None and end.error is not None:
-                self._wipe(sequence)
+                self._zero_pages(sequence)
                 self._fail(sequence, end.error)
             elif end is not None:
                 self.finish_request(sequence, end.finish, matched=end.matched_stop)
-            elif sequence.stream and wrote:
-                self._unsaid.append((sequence, self._delta(sequence)))
+            elif sequence.stream and new:
+                self._pending_deltas.append((sequence, self._delta(sequence)))
         if not self.overlap_streaming:
-            self._tell()
+            self._deliver_pending()
 
-    def _count(self, sequence: Sequence, wrote: int, now: float) -> None:
+    def _count(self, sequence: Sequence, new: int, now: float) -> None:
         counters = self.counters
-        counters.generated_tokens += wrote
+        counters.generated_tokens += new
         counters.verify_steps += 1
         if sequence.first_token_at is None:
             sequence.first_token_at = now
             counters.ttft_s.add(now - sequence.arrived)
         elif sequence.last_token_at is not None:
-            counters.inter_token_latency_s.add((now - sequence.last_token_at) / wrote, wrote)
+            counters.inter_token_latency_s.add((now - sequence.last_token_at) / new, new)
         sequence.last_token_at = now
 
-    def _tell(self) -> None:
-        """Hand over what was kept back."""
-        unsaid, self._unsaid = self._unsaid, []
-        for sequence, delta in unsaid:
-            if sequence.stream:  # else its client has failed
+    def _deliver_pending(self) -> None:
+        """Deliver deferred streaming deltas."""
+        pending, self._pending_deltas = self._pending_deltas, []
+        for sequence, delta in pending:
+            if sequence.stream:  # False if its client has failed
                 self._send(sequence, delta)
 
-    # --- what becomes of requests -----------------------------------------------------------------
+    # --- outputs ----------------------------------------------------------------------------------
 
-    def _delta(self, sequence: Sequence, answer: RequestOutput | None = None) -> OutputDelta:
+    def _delta(self, sequence: Sequence, output: RequestOutput | None = None) -> OutputDelta:
         new = slice(sequence.num_streamed, sequence.num_generated)
         ids = sequence.tokens[sequence.num_prompt + new.start :]
         delta = OutputDelta(
@@ -232,7 +232,7 @@ class EngineLoop:
             version=self.scheduler.version,
             top_logprobs=tuple(sequence.top_logprobs[new]),
             requested_logprobs=tuple(sequence.requested_logprobs[new]),
-            output=answer,
+            output=output,
         )
         sequence.num_streamed = sequence.num_generated
         return delta
@@ -245,27 +245,27 @@ class EngineLoop:
         matched: int | str | None = None,
         message: str = "",
     ) -> None:
-        """A request is over: its answer goes out, its pages go back."""
-        replay = None
-        if sequence.request.return_routing and self.runner.decisions and sequence.slot is not None:
-            replay = self.runner.decisions.replay_of(sequence.slot, sequence.num_computed)
-        answer = sequence.to_output(
-            finish, now=self.clock(), matched=matched, message=message, replay=replay
+        """End a request: send its output and free its slot and pages."""
+        routing, capturer = None, self.runner.routing_capturer
+        if sequence.request.return_routing and capturer and sequence.slot is not None:
+            routing = capturer.replay_of(sequence.slot, sequence.num_computed)
+        output = sequence.to_output(
+            finish, now=self.clock(), matched_stop=matched, abort_reason=message, routing=routing
         )
-        self._close_account(sequence, answer)
+        self._count_finished(sequence, output)
         self._remove(sequence)
-        self._send(sequence, self._delta(sequence, answer))
+        self._send(sequence, self._delta(sequence, output))
 
-    def _close_account(self, sequence: Sequence, answer: RequestOutput) -> None:
+    def _count_finished(self, sequence: Sequence, output: RequestOutput) -> None:
         counters = self.counters
-        counters.finished += answer.completion.finish != "abort"
-        counters.aborted += answer.completion.finish == "abort"
-        counters.reasoning_tokens += answer.reasoning_tokens
+        counters.finished += output.completion.finish != "abort"
+        counters.aborted += output.completion.finish == "abort"
+        counters.reasoning_tokens += output.reasoning_tokens
         counters.draft_tokens += sequence.draft_tokens
         counters.accepted_draft_tokens += sequence.accepted_draft_tokens
         counters.draft_stats.merge(sequence.draft_stats)
-        counters.queue_time_s.add(answer.queue_time_s)
-        counters.e2e_latency_s.add(answer.e2e_latency_s)
+        counters.queue_time_s.add(output.queue_time_s)
+        counters.e2e_latency_s.add(output.e2e_latency_s)
 
     def _fail(self, sequence: Sequence, why: str) -> None:
         self.counters.failed += 1
@@ -273,20 +273,22 @@ class EngineLoop:
         self._send(sequence, EngineError(f"request {sequence.id}: {why}"))
 
     def _send(self, sequence: Sequence, delta: OutputDelta | EngineError) -> None:
-        """A client that fails to take what it asked for is no reason for the others to suffer."""
+        """Call the request's callback. If it raises, only this request is aborted."""
         if isinstance(delta, EngineError) or delta.output is not None:
-            self._tell()
+            self._deliver_pending()
         try:
             sequence.on_output(delta)
         except Exception:
-            log.exception("request %s: its client could not take what it was sent", sequence.id)
+            log.exception("request %s: the output callback raised", sequence.id)
             sequence.stream = False
-            with suppress(EngineError):  # with a closed engine it has ended anyway
-                self.run_between_steps(lambda: self.abort(sequence.id, "its client failed"))
+            with suppress(EngineError):  # a closed engine has ended it anyway
+                self.run_between_steps(
+                    lambda: self.abort(sequence.id, "the output callback raised")
+                )
 
-    def _wipe(self, sequence: Sequence) -> None:
-        """Rows that are no numbers must not outlive their sequence: whoever gets its pages
-        multiplies what lies behind its own end by zero, and zero times NaN is NaN."""
+    def _zero_pages(self, sequence: Sequence) -> None:
+        """Overwrite non-finite KV entries: the next owner of the pages multiplies entries behind
+        its own end by zero, and zero times NaN is NaN."""
         self.scheduler.clear_prefix_cache()
         sequence.mixed_versions = True
         pages = self.scheduler.pages
@@ -297,19 +299,19 @@ class EngineLoop:
         self.requests.pop(sequence.id, None)
 
     def _break(self, error: BaseException) -> None:
-        """A bug: nothing this engine says can be trusted any more."""
-        self.broken = f"the engine broke: {type(error).__name__}: {error}"
-        log.error("the engine broke", exc_info=error)
+        """Handle an unexpected exception: fail all requests and mark the engine unhealthy."""
+        self.broken = f"the engine failed: {type(error).__name__}: {error}"
+        log.error("the engine failed", exc_info=error)
         for sequence in list(self.requests.values()):
             self._send(sequence, EngineError(f"request {sequence.id}: {self.broken}"))
         self.counters.failed += len(self.requests)
         self.requests.clear()
-        # Whatever state the step left behind is not to be reasoned about: begin afresh.
-        fresh = Scheduler(self.settings, self.cache)
-        fresh.version = self.scheduler.version
-        self.scheduler = fresh
+        # The state that the step left behind is unknown: start with a new scheduler.
+        scheduler = Scheduler(self.settings, self.cache)
+        scheduler.version = self.scheduler.version
+        self.scheduler = scheduler
 
-    # --- commands, on the thread ------------------------------------------------------------------
+    # --- called on the engine thread --------------------------------------------------------------
 
     def abort(self, request_id: str, why: str = "aborted by the client") -> None:
         sequence = self.requests.get(request_id)
@@ -323,7 +325,7 @@ class EngineLoop:
         return len(sequences)
 
     def pause(self, mode: PauseMode) -> None:
-        """No step is taken until `resume`. Running requests end, wait again, or stay."""
+        """Stop stepping until `resume`; see Engine.pause for the modes."""
         self.paused = True
         if mode == "abort":
             self.abort_all("generation was paused")
@@ -335,16 +337,16 @@ class EngineLoop:
         self.paused = False
 
     def update_weights(self, load: LoadWeights, version: int, mode: PauseMode) -> int:
-        """Change the network by `load` and call what it is from now on `version`.
+        """Weight update: call `load` on the model, then set `version`.
 
-        Returns how many requests were running. If `load` fails, requests go on as `mode` left them
-        under the old version, with nothing in the prefix cache: what half a load left behind is the
-        caller's to repair.
+        Returns how many requests were running. If `load` raises, requests continue as `mode` left
+        them under the old version, with an empty prefix cache; the caller must repair a partial
+        load.
         """
         running = list(self.scheduler.running)
         for sequence in list(self.requests.values()) if mode == "abort" else ():
             if sequence.slot is not None or sequence.num_generated:
-                self.finish_request(sequence, "abort", message="the weights were changed")
+                self.finish_request(sequence, "abort", message="the weights were updated")
         for sequence in running if mode != "abort" else ():
             if mode == "retract":
                 self.scheduler.preempt(sequence)
@@ -367,11 +369,8 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         scheduler, pages = self.scheduler, self.scheduler.pages
-        grow = ("queue_time_s", "ttft_s", "inter_token_latency_s", "e2e_latency_s", "draft_stats")
-        copies = {name: getattr(self.counters, name).copy() for name in grow}
-        counters = replace(self.counters, **copies)
         return EngineStats(
-            counters=counters,
+            counters=self.counters.copy(),
             version=scheduler.version,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -392,7 +391,7 @@ class EngineLoop:
         )
 
     def audit(self) -> list[str]:
-        """What is left over that should not be; empty if all is well."""
+        """Inconsistencies in requests, pages and slots; empty if there are none."""
         known = {s.id for s in (*self.scheduler.running, *self.scheduler.waiting)}
         lost = [
             f"{name} is neither running nor waiting" for name in self.requests if name not in known

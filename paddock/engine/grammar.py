@@ -1,4 +1,4 @@
-"""Grammar-constrained decoding with xgrammar (the extra `grammar`).
+"""Grammar-constrained decoding (structured outputs) with xgrammar (the extra `grammar`).
 
 V vocabulary.
 """
@@ -19,10 +19,10 @@ from paddock.engine.grammar_worker import (
     GrammarCompileCancelledError,
     GrammarCompileError,
     GrammarCompileTimeoutError,
+    GrammarQueueFullError,
     GrammarTooSlowError,
     GrammarWorkerCrashError,
     GrammarWorkerUnavailableError,
-    LaneFull,
     SerializedGrammar,
     SerializedTokenizerInfo,
     compile_workers,
@@ -33,8 +33,8 @@ from paddock.engine.thinking_budget import ThinkingBudget
 from paddock.records import Grammar
 from paddock.text import SpecialToken, Tokenizer
 
-MAX_REJECTED_CACHED = 256  # grammars remembered as such
-MAX_STEP_S = 1.0  # a reply whose grammar holds up the engine for longer at one token is ended
+MAX_REJECTED_CACHED = 256  # invalid grammars remembered
+MAX_STEP_S = 1.0  # a request whose grammar takes longer for one token is aborted
 MARKER_TOKENS = (
     *(SpecialToken.TOOL_CALL_OPEN, SpecialToken.TOOL_CALL_CLOSE),
     *(SpecialToken.ARG_KEY_OPEN, SpecialToken.ARG_KEY_CLOSE),
@@ -43,93 +43,96 @@ MARKER_TOKENS = (
 
 
 class GrammarConstraint:
-    """Which tokens may come next, for one reply.
+    """Grammar state of one sequence: which tokens may come next.
 
-    It begins when the reply is done thinking and then moves by exactly the tokens that were
-    written: looking ahead along drafts is taken back at once. Until then whatever would end the
-    thinking otherwise, a stop token or a call, is not allowed.
+    It starts after the reasoning and then advances by exactly the tokens that were appended:
+    lookahead along drafts is rolled back at once. During reasoning, tokens that would end it other
+    than </think> (stop tokens, tool calls) are forbidden.
     """
 
     def __init__(
         self,
         matcher: Any,
-        never_V: Tensor,
+        forbidden_V: Tensor,
         thinking: ThinkingBudget | None,
         *,
-        unthinkable: Iterable[int] = (),
-        closing: PushdownState | None = None,
+        forbidden_in_reasoning: Iterable[int] = (),
+        pushdown: PushdownState | None = None,
     ) -> None:
-        self._matcher, self._never_V = matcher, never_V
+        self._matcher, self._forbidden_V = matcher, forbidden_V
         self._close_id = thinking.close_id if thinking is not None and thinking.is_open else None
-        self._thinking_V: Tensor | None = None
+        self._reasoning_V: Tensor | None = None
         if self._close_id is not None:
-            self._thinking_V = torch.ones_like(never_V)
-            self._thinking_V[sorted(unthinkable)] = False
-        self._closing = closing
-        self._way: list[int] | None = None  # the shortest to the end, if it was needed
-        self.slowest_s = 0.0  # of what was done for one token
+            self._reasoning_V = torch.ones_like(forbidden_V)
+            self._reasoning_V[sorted(forbidden_in_reasoning)] = False
+        self._pushdown = pushdown
+        self._path: list[int] | None = None  # shortest completion, if it was needed
+        self.slowest_s = 0.0  # max time for one token
 
     @property
     def active(self) -> bool:
+        """Whether the reasoning is over, so that the grammar applies."""
         return self._close_id is None
 
     @property
     def satisfiable(self) -> bool:
-        """Whether there is anything to begin with, now or when the reply is done thinking."""
+        """Whether the grammar allows any first token (after the reasoning)."""
         return bool(self._matcher.is_terminated() or self._mask().any())
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to say."""
+        """Whether the grammar is complete and allows no further token."""
         return self.active and bool(self._matcher.is_terminated())
 
     @property
     def must_complete(self) -> bool:
-        """Whether the reply is to be complete within its length."""
-        return self._closing is not None
+        """Whether the output must complete the grammar within `max_new_tokens`."""
+        return self._pushdown is not None
 
     def shortest_completion(self) -> list[int]:
-        """The tokens of the shortest way to the end; refuses a grammar that has none."""
-        assert self._closing is not None
-        way = self._closing.shortest_path()
+        """Tokens of the shortest completion; raises InvalidRequestError if there is none."""
+        assert self._pushdown is not None
+        path = self._pushdown.shortest_path()
         matcher = self._matcher.fork()
-        if way is None or not all(map(matcher.accept_token, way)) or not matcher.is_terminated():
-            raise InvalidRequestError("the grammar has no ending that this vocabulary can spell")
-        self._way = way
-        return way
+        if path is None or not all(map(matcher.accept_token, path)) or not matcher.is_terminated():
+            raise InvalidRequestError(
+                "the grammar has no completion that this vocabulary can spell"
+            )
+        self._path = path
+        return path
 
-    def token_towards_completion(self, token: int, room: int) -> int:
-        """The token to go on with: `token` if the end can still be reached with `room` more behind
-        it, else the next one on the shortest way."""
-        if self._closing is None or not self.active:
+    def token_towards_completion(self, token: int, left: int) -> int:
+        """The token to append: `token` if the grammar can still complete within `left` more tokens
+        after it, else the next token of the shortest completion."""
+        if self._pushdown is None or not self.active:
             return token
-        after = self._closing.advance(token)
-        if after is not None and after.max_tokens_to_accept <= room:
-            self._way = None  # to be found when it is needed
+        after = self._pushdown.advance(token)
+        if after is not None and after.max_tokens_to_accept <= left:
+            self._path = None  # recomputed when needed
             return token
-        way = None if after is None else after.shortest_path()
-        if way is not None and len(way) <= room:
+        path = None if after is None else after.shortest_path()
+        if path is not None and len(path) <= left:
             return token
-        self._way = self._way or self._closing.shortest_path()
-        return self._way[0] if self._way else token
+        self._path = self._path or self._pushdown.shortest_path()
+        return self._path[0] if self._path else token
 
     def allowed_masks(self, drafts: list[int]) -> list[Tensor | None]:
-        """What is allowed after none, one, two, ... of the drafts; shorter if one of them is not
-        allowed itself, since nothing is sampled behind it."""
+        """Masks of allowed tokens after 0, 1, 2, ... drafts; shorter if a draft is forbidden, since
+        nothing is sampled after it."""
         started = time.thread_time()
-        mask = self._mask() if self.active else self._thinking_V
+        mask = self._mask() if self.active else self._reasoning_V
         masks, active, accepted = [mask], self.active, 0
         for draft in drafts:
             if not active:
                 active = draft == self._close_id
-            # The mask first: of some refused tokens the matcher writes a line to stderr.
+            # The mask first: the matcher prints to stderr for some rejected tokens.
             elif not (mask is not None and mask[draft] and self._matcher.accept_token(draft)):
                 break
             else:
                 accepted += 1
                 if self._matcher.is_terminated():
                     break
-            mask = self._mask() if active else self._thinking_V
+            mask = self._mask() if active else self._reasoning_V
             masks.append(mask)
         if accepted:
             self._matcher.rollback(accepted)
@@ -137,33 +140,33 @@ class GrammarConstraint:
         return masks
 
     def accept_token(self, token: int) -> str | None:
-        """The reply goes on with `token`; why it cannot."""
-        if not self._push(token):
-            return "nothing may follow under its grammar"
+        """Advance by an appended token; returns an error message if that is impossible."""
+        if not self._advance(token):
+            return "its grammar allows no further token"
         return "its grammar takes too long at every token" if self.slowest_s > MAX_STEP_S else None
 
-    def _push(self, token: int) -> bool:
+    def _advance(self, token: int) -> bool:
         if self.active:
-            if self._closing is not None:
-                self._closing = self._closing.advance(token)
-                way, self._way = self._way, None
-                if way and way[0] == token:
-                    self._way = way[1:]
+            if self._pushdown is not None:
+                self._pushdown = self._pushdown.advance(token)
+                path, self._path = self._path, None
+                if path and path[0] == token:
+                    self._path = path[1:]
             return bool(self._matcher.accept_token(token))
         if token == self._close_id:
             self._close_id = None
         return True
 
     def _mask(self) -> Tensor:
-        vocab = len(self._never_V)
+        vocab = len(self._forbidden_V)
         words = torch.full((1, -(-vocab // 32)), -1, dtype=torch.int32)
         self._matcher.fill_next_token_bitmask(words)
         bits = (words.view(-1, 1) >> torch.arange(32, dtype=torch.int32)) & 1
-        return bits.flatten()[:vocab].bool() & ~self._never_V
+        return bits.flatten()[:vocab].bool() & ~self._forbidden_V
 
 
 class GrammarBackend:
-    """Grammars compiled for one tokenizer, in processes that can be killed (grammar_worker.py)."""
+    """Compiles and caches grammars for one tokenizer, in killable processes (grammar_worker.py)."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, settings: EngineSettings) -> None:
         try:
@@ -173,15 +176,17 @@ class GrammarBackend:
                 "grammars need xgrammar, which is not installed: pip install 'paddock[grammar]'"
             ) from None
         self._xgrammar, self._vocab, self._settings = xgrammar, vocab, settings
-        self._tokenizer, self._mute = tokenizer, frozenset(_mute(tokenizer))
+        self._tokenizer, self._unspellable = tokenizer, frozenset(_unspellable(tokenizer))
         specials = tokenizer.special_token_ids
         self._markers = frozenset(specials[each] for each in MARKER_TOKENS if each in specials)
-        self._info = {apart: self._tokenizer_info(apart) for apart in (False, True)}
-        self._vocabulary = {apart: _vocabulary(info) for apart, info in self._info.items()}
-        self._pieces = DecodedVocab(self._info[True].decoded_vocab, self._markers, self._mute)
-        self._lanes = compile_workers(settings.grammar_timeout_s, settings.grammar_memory_bytes)
+        self._info = {hidden: self._tokenizer_info(hidden) for hidden in (False, True)}
+        self._vocabulary = {hidden: _serialized_info(info) for hidden, info in self._info.items()}
+        self._decoded_vocab = DecodedVocab(
+            self._info[True].decoded_vocab, self._markers, self._unspellable
+        )
+        self._workers = compile_workers(settings.grammar_timeout_s, settings.grammar_memory_bytes)
         self._cache = GrammarCache(settings.grammar_cache_bytes)
-        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+        self._rejected: OrderedDict[Grammar, str] = OrderedDict()
 
     def make_constraint(
         self,
@@ -190,54 +195,60 @@ class GrammarBackend:
         thinking: ThinkingBudget | None,
         cancelled: Event | None = None,
     ) -> GrammarConstraint:
-        """Refuses what is no grammar, or takes too long or too much memory to compile. Blocks
-        meanwhile: not for the engine's thread. Given up when `cancelled` is set."""
-        compiled, automaton = self._cache.get(grammar) or self._compiled(grammar, cancelled)
+        """The constraint of a new sequence. Blocks while the grammar is compiled, so it must not be
+        called on the engine thread; stops when `cancelled` is set. Raises InvalidRequestError for
+        an invalid grammar or one that takes too much time or memory to compile."""
+        compiled, automaton = self._cache.get(grammar) or self._compile(grammar, cancelled)
         stops = () if grammar.must_complete else tuple(sorted(stop_ids))
         matcher = self._xgrammar.GrammarMatcher(
             compiled,
             override_stop_tokens=list(stops) or None,
             terminate_without_stop_token=not stops,
         )
-        never_V = torch.zeros(self._vocab, dtype=torch.bool)
-        never_V[sorted(self._mute.difference(stops))] = True  # the library lets some through
+        forbidden_V = torch.zeros(self._vocab, dtype=torch.bool)
+        forbidden_V[sorted(self._unspellable.difference(stops))] = (
+            True  # xgrammar allows some of them
+        )
         call_id = self._tokenizer.special_token_ids.ids.get(SpecialToken.TOOL_CALL_OPEN)
-        unthinkable = {*stop_ids, *self._mute} - {thinking.close_id if thinking else None}
+        forbidden_in_reasoning = {*stop_ids, *self._unspellable} - {
+            thinking.close_id if thinking else None
+        }
         constraint = GrammarConstraint(
             matcher,
-            never_V,
+            forbidden_V,
             thinking,
-            unthinkable=unthinkable | ({call_id} if call_id is not None else set()),
-            closing=None if automaton is None else PushdownState(automaton, self._pieces),
+            forbidden_in_reasoning=forbidden_in_reasoning
+            | ({call_id} if call_id is not None else set()),
+            pushdown=None if automaton is None else PushdownState(automaton, self._decoded_vocab),
         )
-        if not constraint.satisfiable:  # the library compiles rules that only name each other
-            raise InvalidRequestError(f"the {grammar.kind} allows no reply at all")
+        if not constraint.satisfiable:  # xgrammar accepts rules that only refer to each other
+            raise InvalidRequestError(f"the {grammar.kind} allows no output at all")
         if grammar.must_complete and not constraint.must_complete:
-            raise InvalidRequestError(f"the {grammar.kind} is too complex to be completed in time")
+            raise InvalidRequestError(f"the {grammar.kind} is too complex for must_complete")
         return constraint
 
-    def _compiled(self, grammar: Grammar, cancelled: Event | None) -> "GrammarCacheEntry":
-        size, most = len(grammar.text.encode(errors="replace")), self._settings.max_grammar_bytes
-        if size > most:
-            raise InvalidRequestError(f"the {grammar.kind} has {size} bytes, more than {most}")
-        if grammar in self._refused:
-            raise InvalidRequestError(self._refused[grammar])
+    def _compile(self, grammar: Grammar, cancelled: Event | None) -> "GrammarCacheEntry":
+        size, limit = len(grammar.text.encode(errors="replace")), self._settings.max_grammar_bytes
+        if size > limit:
+            raise InvalidRequestError(f"the {grammar.kind} has {size} bytes, more than {limit}")
+        if grammar in self._rejected:
+            raise InvalidRequestError(self._rejected[grammar])
         try:
-            found = self._in_a_lane(grammar, cancelled)
+            found = self._run_worker(grammar, cancelled)
         except (
             GrammarCompileError,
             GrammarCompileTimeoutError,
             GrammarWorkerCrashError,
             GrammarTooSlowError,
         ) as error:
-            why = _reason(grammar, error, self._settings.grammar_timeout_s)
-            self._refused[grammar] = why
-            while len(self._refused) > MAX_REJECTED_CACHED:
-                self._refused.popitem(last=False)
+            why = _rejection(grammar, error, self._settings.grammar_timeout_s)
+            self._rejected[grammar] = why
+            while len(self._rejected) > MAX_REJECTED_CACHED:
+                self._rejected.popitem(last=False)
             raise InvalidRequestError(why) from None
         except GrammarCompileCancelledError:
             raise InvalidRequestError("the client disconnected") from None
-        except LaneFull as error:
+        except GrammarQueueFullError as error:
             raise EngineQueueFullError(str(error)) from None
         except GrammarWorkerUnavailableError as error:
             raise EngineError(str(error)) from None
@@ -245,29 +256,30 @@ class GrammarBackend:
         compiled = self._xgrammar.CompiledGrammar.deserialize_json(found.serialized, info)
         return self._cache.put(grammar, (compiled, found.automaton), len(found.serialized))
 
-    def _in_a_lane(self, grammar: Grammar, cancelled: Event | None) -> SerializedGrammar:
-        quick, slow = self._lanes
+    def _run_worker(self, grammar: Grammar, cancelled: Event | None) -> SerializedGrammar:
+        fast, slow = self._workers
         vocabulary = self._vocabulary[grammar.must_complete]
         try:
-            return quick.compile(grammar, vocabulary, cancelled)
+            return fast.compile(grammar, vocabulary, cancelled)
         except GrammarCompileTimeoutError:
             return slow.compile(grammar, vocabulary, cancelled)
 
-    def _tokenizer_info(self, markers_apart: bool) -> Any:
-        """With `markers_apart` no text spells a marker: it is the byte 0xFF, which no text has."""
-        kind, blank_first = _vocabulary_kind(self._tokenizer)
+    def _tokenizer_info(self, hide_markers: bool) -> Any:
+        """xgrammar's TokenizerInfo. With `hide_markers` no text spells a marker token: its piece is
+        the byte 0xFF, which never occurs in text."""
+        kind, prefix_space = _vocabulary_kind(self._tokenizer)
         count = self._tokenizer.vocab_size
-        spelled: list[Any] = [self._tokenizer.id_to_token(i) or "" for i in range(count)]
-        for token in self._mute:
-            spelled[token] = ""
-        for token in self._markers if markers_apart else ():
-            spelled[token] = {"BYTE_LEVEL": "\xff", "BYTE_FALLBACK": "<0xFF>"}.get(kind, b"\xff")
+        pieces: list[Any] = [self._tokenizer.id_to_token(i) or "" for i in range(count)]
+        for token in self._unspellable:
+            pieces[token] = ""
+        for token in self._markers if hide_markers else ():
+            pieces[token] = {"BYTE_LEVEL": "\xff", "BYTE_FALLBACK": "<0xFF>"}.get(kind, b"\xff")
         return self._xgrammar.TokenizerInfo(
-            spelled,
+            pieces,
             self._xgrammar.VocabType[kind],
             vocab_size=self._vocab,
             stop_token_ids=list(self._tokenizer.special_token_ids.stop_token_ids) or None,
-            add_prefix_space=blank_first,
+            add_prefix_space=prefix_space,
         )
 
 
@@ -275,10 +287,10 @@ GrammarCacheEntry = tuple[Any, Any]  # a compiled grammar and its automaton
 
 
 class GrammarCache:
-    """The grammars used last, as many as have room in `most` bytes, serialized."""
+    """LRU cache of compiled grammars, up to `max_bytes` of serialized size."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.size = most, 0
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.size = max_bytes, 0
         self._entries: OrderedDict[Grammar, tuple[GrammarCacheEntry, int]] = OrderedDict()
         self._lock = Lock()
 
@@ -291,34 +303,34 @@ class GrammarCache:
 
     def put(self, grammar: Grammar, entry: GrammarCacheEntry, size: int) -> GrammarCacheEntry:
         with self._lock:
-            if size <= self.most and grammar not in self._entries:
+            if size <= self.max_bytes and grammar not in self._entries:
                 self._entries[grammar] = (entry, size)
                 self.size += size
-            while self.size > self.most:
+            while self.size > self.max_bytes:
                 self.size -= self._entries.popitem(last=False)[1][1]
         return entry
 
 
-def _reason(grammar: Grammar, error: Exception, seconds: float) -> str:
+def _rejection(grammar: Grammar, error: Exception, seconds: float) -> str:
     match error:
         case GrammarCompileTimeoutError():
             return f"the {grammar.kind} takes more than {seconds:g} s to compile"
         case GrammarWorkerCrashError() | GrammarTooSlowError():
             return f"the {grammar.kind} cannot be used: {error}"
-    return f"the {grammar.kind} is no grammar: {error}"
+    return f"the {grammar.kind} is not a valid grammar: {error}"
 
 
-def _vocabulary(info: Any) -> SerializedTokenizerInfo:
+def _serialized_info(info: Any) -> SerializedTokenizerInfo:
     text = info.serialize_json()
     return SerializedTokenizerInfo(sha256(text.encode()).hexdigest(), text)
 
 
 def _vocabulary_kind(tokenizer: Tokenizer) -> tuple[str, bool]:
-    """How the tokens of this tokenizer spell bytes, and whether a text begins with a blank."""
+    """xgrammar's vocabulary type of this tokenizer, and whether text gets a leading space."""
     rules = json.loads(tokenizer.files["tokenizer.json"])
-    decoder, cut = rules["decoder"] or {}, rules["pre_tokenizer"] or {}
+    decoder, splitter = rules["decoder"] or {}, rules["pre_tokenizer"] or {}
     decoders = {step["type"] for step in decoder.get("decoders", [decoder]) if step}
-    schemes = {step.get("prepend_scheme") for step in cut.get("pretokenizers", [cut])}
+    schemes = {step.get("prepend_scheme") for step in splitter.get("pretokenizers", [splitter])}
     if "ByteLevel" in decoders:
         return "BYTE_LEVEL", False
     if "ByteFallback" in decoders:
@@ -326,12 +338,12 @@ def _vocabulary_kind(tokenizer: Tokenizer) -> tuple[str, bool]:
     return "RAW", False
 
 
-def _mute(tokenizer: Tokenizer) -> set[int]:
-    """Tokens that no language may spell: roles, ends and the marks of thinking."""
+def _unspellable(tokenizer: Tokenizer) -> set[int]:
+    """Tokens that no grammar may produce: roles, end tokens, <think> and </think>."""
     rules = json.loads(tokenizer.files["tokenizer.json"])
-    mute = {int(token["id"]) for token in rules["added_tokens"] if token["special"]}
+    special = {int(token["id"]) for token in rules["added_tokens"] if token["special"]}
     marks = (
         tokenizer.token_to_id(token)
         for token in (SpecialToken.THINK_OPEN, SpecialToken.THINK_CLOSE)
     )
-    return mute | {token for token in marks if token is not None}
+    return special | {token for token in marks if token is not None}

@@ -1,9 +1,9 @@
-"""The shortest way to the end of a grammar, from wherever a reply stands.
+"""Pushdown automaton of a grammar, which finds the shortest completion of a partial output.
 
-A reply of limited length satisfies its grammar only if it turns towards the end in time. So the
-grammar is also kept as an automaton over bytes and marker tokens, whose states know how many of
-them the end is away. A reply is followed through it token by token; since the grammar may be
-ambiguous, it stands in several places at once, each a state and a stack of rules to return to.
+An output of limited length completes its grammar only if it heads for the end in time. So the
+grammar is also kept as an automaton over bytes and marker tokens, whose states know their distance
+to acceptance. An output is tracked token by token; since the grammar may be ambiguous, the tracker
+holds several configurations at once, each a state and a stack of return states.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,20 +22,17 @@ from paddock.engine.ebnf import (
     TokenSet,
 )
 
-ACCEPT_STATE = 0  # the state every rule ends in
+ACCEPT_STATE = 0  # the final state of every rule
 MAX_STATES = 1 << 18
-MAX_CONFIGURATIONS = 512  # where a reply may stand at once
-EPSILON_COST = 2.0**-20  # what an edge that reads nothing costs, so that no way goes in circles
-_UNQUOTED = (
-    (0x20, 0x21),
-    (0x23, 0x5B),
-    (0x5D, ebnf.MAX_CODEPOINT),
-)  # stand for themselves in JSON strings
-_LIKED = (ord("a"), ord("0"))  # of several bytes, the ones that people would take
+MAX_CONFIGURATIONS = 512  # tracked at once
+EPSILON_COST = 2.0**-20  # cost of an epsilon edge, so that no shortest path has a cycle
+# Characters that need no escape in JSON strings.
+_UNESCAPED = ((0x20, 0x21), (0x23, 0x5B), (0x5D, ebnf.MAX_CODEPOINT))
+_PREFERRED = (ord("a"), ord("0"))  # bytes to choose where several are possible
 
 
 class UnsupportedGrammarError(ValueError):
-    """The way to the end cannot be told for this grammar."""
+    """The grammar is too large or has parts that this automaton does not support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class TokenEdge:
 
 @dataclass(frozen=True, slots=True)
 class RuleEdge:
-    """A rule to go through, and the state behind it."""
+    """Call of a rule, and the state to return to."""
 
     rule: int
     to: int
@@ -69,25 +66,27 @@ Edge = ByteEdge | TokenEdge | RuleEdge | EpsilonEdge
 
 @dataclass(frozen=True, slots=True)
 class PushdownAutomaton:
+    """States, edges and distances to acceptance."""
+
     edges: tuple[tuple[Edge, ...], ...]  # of each state
-    distance: tuple[float, ...]  # bytes and markers from each state to the end of its rule
+    distance: tuple[float, ...]  # min bytes and markers from each state to the end of its rule
     start: int
 
 
 def build_automaton(text: str, regex: Callable[[str], str]) -> PushdownAutomaton | None:
-    """Of a grammar as the library prints it; `regex` prints that of a regular expression. None if
-    there is something in it that cannot be followed."""
+    """Build the automaton of a grammar as xgrammar prints it; `regex` prints the grammar of a
+    regular expression. None if the grammar is not supported."""
     try:
         builder = _Builder(regex)
         start = builder.add(text)
     except (ebnf.EbnfSyntaxError, UnsupportedGrammarError, RecursionError):
         return None
     edges = tuple(map(tuple, builder.edges))
-    return PushdownAutomaton(edges, _away(edges), start)
+    return PushdownAutomaton(edges, _distances(edges), start)
 
 
 class _Builder:
-    """Every expression is built in front of the state that follows it."""
+    """Builds every expression backwards, from the state that follows it."""
 
     def __init__(self, regex: Callable[[str], str]) -> None:
         self.edges: list[list[Edge]] = [[]]
@@ -96,12 +95,12 @@ class _Builder:
         self._in_json = False
 
     def add(self, text: str) -> int:
-        """The state in which the rule "root" of these rules begins."""
+        """Add these rules; returns the start state of the rule "root"."""
         rules = ebnf.parse_rules(text)
         outer, self._rules = self._rules, {name: self._state() for name in rules}
         found = self._rules
         for name, body in rules.items():
-            self.edges[found[name]].append(EpsilonEdge(self._built(body, ACCEPT_STATE)))
+            self.edges[found[name]].append(EpsilonEdge(self._build(body, ACCEPT_STATE)))
         self._rules = outer
         return found["root"]
 
@@ -111,44 +110,44 @@ class _Builder:
         self.edges.append(list(edges))
         return len(self.edges) - 1
 
-    def _built(self, expression: Expression, to: int) -> int:
+    def _build(self, expression: Expression, to: int) -> int:
         match expression:
             case ebnf.StringLiteral(text):
-                return self._text(text, to)
+                return self._literal(text, to)
             case CharacterClass(ranges, star):
                 return self._class(ranges, star, to)
             case RuleRef(name):
                 if name not in self._rules:
-                    raise UnsupportedGrammarError(f"no rule {name}")
+                    raise UnsupportedGrammarError(f"rule {name} not found")
                 return self._state(RuleEdge(self._rules[name], to))
             case TokenSet(ids):
                 return self._state(TokenEdge(ids, to))
             case RegexLiteral(regex, in_json):
                 return self._pattern(regex, in_json, to)
-            case Repetition(item, least):
+            case Repetition(item, min_count):
                 loop = self._state(EpsilonEdge(to))
-                self.edges[loop].append(EpsilonEdge(self._built(item, loop)))
-                return self._row([item] * least, loop)
+                self.edges[loop].append(EpsilonEdge(self._build(item, loop)))
+                return self._concatenation([item] * min_count, loop)
             case ebnf.Concatenation(items):
-                return self._row(items, to)
+                return self._concatenation(items, to)
             case Alternation(options):
-                return self._state(*(EpsilonEdge(self._built(option, to)) for option in options))
+                return self._state(*(EpsilonEdge(self._build(option, to)) for option in options))
 
-    def _row(self, items: Iterable[Expression], to: int) -> int:
+    def _concatenation(self, items: Iterable[Expression], to: int) -> int:
         for item in reversed(list(items)):
-            to = self._built(item, to)
+            to = self._build(item, to)
         return to
 
-    def _text(self, text: str, to: int) -> int:
-        if self._in_json and any(not _within(ord(char), _UNQUOTED) for char in text):
-            return self._state()  # leads nowhere
+    def _literal(self, text: str, to: int) -> int:
+        if self._in_json and any(not _within(ord(char), _UNESCAPED) for char in text):
+            return self._state()  # a dead end
         for byte in reversed(text.encode()):
             to = self._state(ByteEdge(byte, byte, to))
         return to
 
     def _class(self, ranges: tuple[tuple[int, int], ...], star: bool, to: int) -> int:
         if self._in_json:
-            ranges = _common(ranges, _UNQUOTED)
+            ranges = _intersection(ranges, _UNESCAPED)
         start = self._state()
         for row in _utf8(ranges):
             after = start if star else to
@@ -166,33 +165,33 @@ class _Builder:
         return self._state(RuleEdge(start, to))
 
 
-def _away(edges: tuple[tuple[Edge, ...], ...]) -> tuple[float, ...]:
-    away = [inf] * len(edges)
-    away[ACCEPT_STATE] = 0
+def _distances(edges: tuple[tuple[Edge, ...], ...]) -> tuple[float, ...]:
+    distance = [inf] * len(edges)
+    distance[ACCEPT_STATE] = 0
     changed = True
     while changed:
         changed = False
         for state, several in enumerate(edges):
-            best = min((_length(edge, away) for edge in several), default=away[state])
-            if best < away[state]:
-                away[state], changed = best, True
-    return tuple(away)
+            best = min((_length(edge, distance) for edge in several), default=distance[state])
+            if best < distance[state]:
+                distance[state], changed = best, True
+    return tuple(distance)
 
 
-def _length(edge: Edge, away: list[float] | tuple[float, ...]) -> float:
+def _length(edge: Edge, distance: list[float] | tuple[float, ...]) -> float:
     match edge:
         case EpsilonEdge(to):
-            return EPSILON_COST + away[to]
+            return EPSILON_COST + distance[to]
         case RuleEdge(rule, to):
-            return EPSILON_COST + away[rule] + away[to]
-    return 1 + away[edge.to]
+            return EPSILON_COST + distance[rule] + distance[to]
+    return 1 + distance[edge.to]
 
 
 def _within(code: int, ranges: Iterable[tuple[int, int]]) -> bool:
     return any(first <= code <= last for first, last in ranges)
 
 
-def _common(
+def _intersection(
     some: tuple[tuple[int, int], ...], others: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[int, int], ...]:
     pairs = ((max(a, c), min(b, d)) for a, b in some for c, d in others)
@@ -209,13 +208,13 @@ _WIDTHS = (
 
 
 def _utf8(ranges: tuple[tuple[int, int], ...]) -> Iterator[list[tuple[int, int]]]:
-    """Rows of ranges of bytes that together spell exactly these characters."""
-    for first, last in _common(ranges, _WIDTHS):
+    """Sequences of byte ranges whose union is the UTF-8 encoding of these characters."""
+    for first, last in _intersection(ranges, _WIDTHS):
         yield from _rows(chr(first).encode(), chr(last).encode())
 
 
 def _rows(low: bytes, high: bytes) -> Iterator[list[tuple[int, int]]]:
-    """Of the spellings from `low` to `high`, which are of the same length."""
+    """Byte-range sequences from `low` to `high`, which have the same length."""
     if low[1:] == bytes([0x80]) * (len(low) - 1) and high[1:] == bytes([0xBF]) * (len(low) - 1):
         yield [(low[0], high[0]), *[(0x80, 0xBF)] * (len(low) - 1)]
     elif low[0] == high[0]:
@@ -231,25 +230,27 @@ def _rows(low: bytes, high: bytes) -> Iterator[list[tuple[int, int]]]:
             yield [(high[0], high[0]), *row]
 
 
-# --- following a reply ----------------------------------------------------------------------------
+# --- tracking an output ---------------------------------------------------------------------------
 
 
 class DecodedVocab:
-    """What the tokens of a vocabulary spell. Markers spell nothing but themselves."""
+    """The bytes of every token. Marker tokens have no bytes."""
 
-    def __init__(self, spelled: list[bytes], markers: frozenset[int], mute: frozenset[int]) -> None:
-        self.token_bytes, self.markers = spelled, markers
+    def __init__(
+        self, token_bytes: list[bytes], markers: frozenset[int], excluded: frozenset[int]
+    ) -> None:
+        self.token_bytes, self.markers = token_bytes, markers
         self._ids: dict[bytes, int] = {}
-        for token, piece in enumerate(spelled):
-            if piece and token not in markers and token not in mute:
+        for token, piece in enumerate(token_bytes):
+            if piece and token not in markers and token not in excluded:
                 self._ids.setdefault(piece, token)
-        self._longest = min(32, max(map(len, self._ids), default=0))
+        self._max_len = min(32, max(map(len, self._ids), default=0))
 
     def shortest_tokenization(self, text: bytes) -> list[int] | None:
-        """The fewest tokens that spell `text`; None if there are none."""
+        """The fewest tokens with these bytes; None if there are none."""
         count, last = [0.0, *[inf] * len(text)], [0] * (len(text) + 1)
         for end in range(1, len(text) + 1):
-            for start in range(max(0, end - self._longest), end):
+            for start in range(max(0, end - self._max_len), end):
                 if count[start] + 1 < count[end] and text[start:end] in self._ids:
                     count[end], last[end] = count[start] + 1, start
         if count[-1] == inf:
@@ -263,128 +264,134 @@ class DecodedVocab:
 
 
 class _Stack:
-    """States to return to. The same ones are the same object."""
+    """Interned stack of return states: equal stacks are the same object."""
 
-    __slots__ = ("_above", "away", "below", "to")
+    __slots__ = ("_above", "below", "distance", "to")
 
-    def __init__(self, to: int, below: "_Stack | None", away: float) -> None:
-        self.to, self.below, self.away = to, below, away
+    def __init__(self, to: int, below: "_Stack | None", distance: float) -> None:
+        self.to, self.below, self.distance = to, below, distance
         self._above: dict[int, _Stack] = {}
 
-    def push(self, to: int, away: float) -> "_Stack":
+    def push(self, to: int, distance: float) -> "_Stack":
         if to not in self._above:
-            self._above[to] = _Stack(to, self, self.away + away)
+            self._above[to] = _Stack(to, self, self.distance + distance)
         return self._above[to]
 
 
-_Place = tuple[int, _Stack]
-_Places = dict[_Place, None]  # in order, so that chance has no say
+_Configuration = tuple[int, _Stack]
+_Configurations = dict[_Configuration, None]  # ordered, hence deterministic
 
 
 class PushdownState:
-    """Where one reply stands."""
+    """The configurations of one output."""
 
-    def __init__(self, automaton: PushdownAutomaton, pieces: DecodedVocab) -> None:
-        self._automaton, self._pieces = automaton, pieces
-        self._places = self._settled([(automaton.start, _Stack(ACCEPT_STATE, None, 0))])
+    def __init__(self, automaton: PushdownAutomaton, vocab: DecodedVocab) -> None:
+        self._automaton, self._vocab = automaton, vocab
+        self._configurations = self._closure([(automaton.start, _Stack(ACCEPT_STATE, None, 0))])
 
     def advance(self, token: int) -> Self | None:
-        """Where it stands when `token` follows; None if that cannot be told."""
-        places = self._places
-        if token in self._pieces.markers:
-            places = self._settled(self._marked(places, token))
+        """The state after `token`; None if it is not allowed or cannot be tracked."""
+        configurations = self._configurations
+        if token in self._vocab.markers:
+            configurations = self._closure(self._consume_token(configurations, token))
         else:
-            for byte in self._pieces.token_bytes[token]:
-                places = self._settled(self._read(places, byte))
-        if not places:
+            for byte in self._vocab.token_bytes[token]:
+                configurations = self._closure(self._consume_byte(configurations, byte))
+        if not configurations:
             return None
         found = object.__new__(type(self))
-        found._automaton, found._pieces, found._places = self._automaton, self._pieces, places
+        found._automaton, found._vocab, found._configurations = (
+            self._automaton,
+            self._vocab,
+            configurations,
+        )
         return found
 
     @property
     def max_tokens_to_accept(self) -> int:
-        """Tokens to the end, at most: one for each byte."""
-        return int(min(self._away(place) for place in self._places))
+        """Upper bound of the tokens to acceptance: one per byte."""
+        return int(min(self._distance(configuration) for configuration in self._configurations))
 
     def shortest_path(self) -> list[int] | None:
-        """The tokens of the shortest way to the end; None if no tokens spell it."""
+        """Tokens of the shortest completion; None if no tokens spell it."""
         tokens: list[int] = []
         text = bytearray()
-        for step in self._steps(min(self._places, key=self._away)):
+        for step in self._steps(min(self._configurations, key=self._distance)):
             if isinstance(step, ByteEdge):
-                liked = (byte for byte in _LIKED if step.first <= byte <= step.last)
-                text.append(next(liked, step.first))
+                preferred = (byte for byte in _PREFERRED if step.first <= byte <= step.last)
+                text.append(next(preferred, step.first))
                 continue
-            spelled = self._pieces.shortest_tokenization(bytes(text))
-            if spelled is None:
+            tokens_of_text = self._vocab.shortest_tokenization(bytes(text))
+            if tokens_of_text is None:
                 return None
-            tokens += [*spelled, min(step.ids)]
+            tokens += [*tokens_of_text, min(step.ids)]
             text.clear()
-        spelled = self._pieces.shortest_tokenization(bytes(text))
-        return None if spelled is None else tokens + spelled
+        tokens_of_text = self._vocab.shortest_tokenization(bytes(text))
+        return None if tokens_of_text is None else tokens + tokens_of_text
 
-    def _away(self, place: _Place) -> float:
-        state, stack = place
-        return self._automaton.distance[state] + stack.away
+    def _distance(self, configuration: _Configuration) -> float:
+        state, stack = configuration
+        return self._automaton.distance[state] + stack.distance
 
-    def _steps(self, place: _Place) -> Iterator[ByteEdge | TokenEdge]:
-        """Along the shortest way."""
-        away, (state, stack) = self._automaton.distance, place
+    def _steps(self, configuration: _Configuration) -> Iterator[ByteEdge | TokenEdge]:
+        """The edges of the shortest path that consume something."""
+        distance, (state, stack) = self._automaton.distance, configuration
         while state != ACCEPT_STATE or stack.below is not None:
             if state == ACCEPT_STATE:
                 assert stack.below is not None
                 state, stack = stack.to, stack.below
                 continue
-            edge = min(self._automaton.edges[state], key=lambda edge: _length(edge, away))
+            edge = min(self._automaton.edges[state], key=lambda edge: _length(edge, distance))
             if isinstance(edge, RuleEdge):
-                stack = stack.push(edge.to, away[edge.to])
+                stack = stack.push(edge.to, distance[edge.to])
                 state = edge.rule
                 continue
             if not isinstance(edge, EpsilonEdge):
                 yield edge
             state = edge.to
 
-    def _settled(self, places: Iterable[_Place]) -> _Places:
-        """The places where something is read next, or the reply has ended."""
-        edges, away = self._automaton.edges, self._automaton.distance
-        found: _Places = {}
-        seen: set[_Place] = set()
-        todo = list(places)
+    def _closure(self, configurations: Iterable[_Configuration]) -> _Configurations:
+        """Epsilon closure: the configurations that consume next, or accept."""
+        edges, distance = self._automaton.edges, self._automaton.distance
+        found: _Configurations = {}
+        seen: set[_Configuration] = set()
+        todo = list(configurations)
         while todo:
-            place = todo.pop()
-            state, stack = place
-            if place in seen or self._away(place) == inf:
+            configuration = todo.pop()
+            state, stack = configuration
+            if configuration in seen or self._distance(configuration) == inf:
                 continue
-            seen.add(place)
+            seen.add(configuration)
             if len(seen) > 8 * MAX_CONFIGURATIONS or len(found) > MAX_CONFIGURATIONS:
                 return {}
             if state == ACCEPT_STATE:
                 if stack.below is None:
-                    found[place] = None
+                    found[configuration] = None
                 else:
                     todo.append((stack.to, stack.below))
                 continue
             for edge in edges[state]:
                 if isinstance(edge, EpsilonEdge):
                     todo.append((edge.to, stack))
-                elif isinstance(edge, RuleEdge):  # what only returns need not be returned to
+                elif isinstance(edge, RuleEdge):  # tail call: no return state needed
                     deeper = (
-                        stack if edge.to == ACCEPT_STATE else stack.push(edge.to, away[edge.to])
+                        stack if edge.to == ACCEPT_STATE else stack.push(edge.to, distance[edge.to])
                     )
                     todo.append((edge.rule, deeper))
                 else:
-                    found[place] = None
+                    found[configuration] = None
         return found
 
-    def _read(self, places: _Places, byte: int) -> Iterator[_Place]:
-        for state, stack in places:
+    def _consume_byte(self, configurations: _Configurations, byte: int) -> Iterator[_Configuration]:
+        for state, stack in configurations:
             for edge in self._automaton.edges[state]:
                 if isinstance(edge, ByteEdge) and edge.first <= byte <= edge.last:
                     yield edge.to, stack
 
-    def _marked(self, places: _Places, token: int) -> Iterator[_Place]:
-        for state, stack in places:
+    def _consume_token(
+        self, configurations: _Configurations, token: int
+    ) -> Iterator[_Configuration]:
+        for state, stack in configurations:
             for edge in self._automaton.edges[state]:
                 if isinstance(edge, TokenEdge) and token in edge.ids:
                     yield edge.to, stack

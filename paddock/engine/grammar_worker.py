@@ -1,9 +1,9 @@
 """Grammar compilation in a separate process that can be killed.
 
 A few hundred bytes of grammar can take minutes and gigabytes to compile, inside a library call that
-cannot be interrupted. So a worker process compiles, under a limit of memory, and its owner kills
-it when the time is up or when the client has disconnected. Workers are forked from a server process
-that has imported the library already: a killed one is replaced within milliseconds.
+cannot be interrupted. So a worker process compiles, under a memory limit, and the engine kills it
+on timeout or when the client has disconnected. Workers are forked from a fork server that has
+imported xgrammar already: a killed worker is replaced within milliseconds.
 """
 
 import resource
@@ -21,14 +21,14 @@ from paddock.engine.ebnf import restrict_to_valid_json
 from paddock.engine.grammar_automaton import PushdownAutomaton, build_automaton
 from paddock.records import Grammar
 
-PROBE_TOKENS = 16  # tokens decoded to see how long they take
+PROBE_TOKENS = 16  # tokens decoded to measure the speed
 PROBE_LIMIT_S = 0.2  # for each of them
-POLL_S = 0.02  # how soon a disconnected client is noticed
-START_TIMEOUT_S = 120.0  # for the first worker, which waits until the library is imported
+POLL_S = 0.02  # interval at which cancellation is noticed
+START_TIMEOUT_S = 120.0  # for the first worker, which imports xgrammar
 
 
 class GrammarCompileError(ValueError):
-    """The text is not a grammar; the message is the library's."""
+    """The text is not a grammar; the message is xgrammar's."""
 
 
 class GrammarCompileTimeoutError(TimeoutError):
@@ -44,11 +44,11 @@ class GrammarTooSlowError(RuntimeError):
 
 
 class GrammarCompileCancelledError(RuntimeError):
-    """Nobody waits for the result any more."""
+    """The request was cancelled."""
 
 
-class LaneFull(RuntimeError):
-    """Too many grammars wait already."""
+class GrammarQueueFullError(RuntimeError):
+    """Too many grammars are waiting to be compiled."""
 
 
 class GrammarWorkerUnavailableError(RuntimeError):
@@ -57,7 +57,7 @@ class GrammarWorkerUnavailableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SerializedTokenizerInfo:
-    """A tokenizer as the library sees it, serialized, and a name for it that is unique."""
+    """xgrammar's TokenizerInfo, serialized, with a unique name."""
 
     name: str
     serialized: str
@@ -72,7 +72,7 @@ class GrammarCompileJob:
 
 @dataclass(frozen=True, slots=True)
 class SerializedGrammar:
-    """A compiled grammar, serialized, and what is needed to find the shortest way to its end."""
+    """A compiled grammar, serialized, and the automaton that finds its shortest completion."""
 
     serialized: str
     automaton: PushdownAutomaton | None
@@ -82,10 +82,10 @@ class SerializedGrammar:
 
 
 def run_compile_worker(pipe: Connection, memory_bytes: int) -> None:
-    """Compile until the owner closes the pipe, or dies."""
+    """Main function of a worker: compiles until the parent closes the pipe or exits."""
     import xgrammar
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     data = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + memory_bytes, data[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -100,11 +100,11 @@ def run_compile_worker(pipe: Connection, memory_bytes: int) -> None:
             info = xgrammar.TokenizerInfo.deserialize_json(job.serialized)
             compilers[job.name] = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
             continue
-        pipe.send(_attempt(compilers[job.vocabulary], job))
+        pipe.send(_try_compile(compilers[job.vocabulary], job))
 
 
-def _attempt(compiler: Any, job: GrammarCompileJob) -> SerializedGrammar | Exception:
-    # An owner that was killed itself can kill nobody.
+def _try_compile(compiler: Any, job: GrammarCompileJob) -> SerializedGrammar | Exception:
+    # A CPU limit too: a parent that was killed cannot kill this process.
     spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     resource.setrlimit(resource.RLIMIT_CPU, (spent + job.cpu_s, resource.RLIM_INFINITY))
     try:
@@ -113,17 +113,18 @@ def _attempt(compiler: Any, job: GrammarCompileJob) -> SerializedGrammar | Excep
         return error
     except MemoryError:
         return GrammarWorkerCrashError("it takes too much memory")
-    except Exception as error:  # the library raises whatever its parts raise
+    except Exception as error:  # xgrammar raises exceptions of any type
         lines = str(error).strip().splitlines()
         if "bad_alloc" in str(error):
             return GrammarWorkerCrashError("it takes too much memory")
-        # "[12:00:00] /path/of/the/build.cc:12: what is wrong": neither time nor path is ours.
+        # "[12:00:00] /path/of/the/build.cc:12: message": drop time and path.
         return GrammarCompileError(
             lines[-1].rpartition(".cc:")[2].lstrip("0123456789: ") if lines else ""
         )
 
 
 def compile_grammar(compiler: Any, grammar: Grammar) -> SerializedGrammar:
+    """Compile a grammar, measure its speed and build the automaton if it must complete."""
     import xgrammar
 
     parse: dict[str, Callable[[str], Any]] = {
@@ -135,9 +136,9 @@ def compile_grammar(compiler: Any, grammar: Grammar) -> SerializedGrammar:
     parsed = parse[grammar.kind](grammar.text)
     text = str(parsed)
     if grammar.kind in ("json_schema", "structural_tag"):
-        sound = restrict_to_valid_json(text)
-        parsed = xgrammar.Grammar.from_ebnf(sound) if sound != text else parsed
-        text = sound
+        strict = restrict_to_valid_json(text)
+        parsed = xgrammar.Grammar.from_ebnf(strict) if strict != text else parsed
+        text = strict
     result = compiler.compile_grammar(parsed)
     _probe(result)
     found = build_automaton(text, _printed_regex) if grammar.must_complete else None
@@ -145,8 +146,8 @@ def compile_grammar(compiler: Any, grammar: Grammar) -> SerializedGrammar:
 
 
 def _probe(compiled: Any) -> None:
-    """Decode a few tokens: a grammar may compile at once and then take minutes at every token,
-    which would hold up all requests of the engine."""
+    """Decode a few tokens: a grammar may compile quickly and then take minutes per token, which
+    would block all requests of the engine."""
     import torch
     import xgrammar
 
@@ -157,7 +158,7 @@ def _probe(compiled: Any) -> None:
         started = time.thread_time()
         matcher.fill_next_token_bitmask(words)
         if time.thread_time() - started > PROBE_LIMIT_S:
-            raise GrammarTooSlowError("it takes too long at every token")
+            raise GrammarTooSlowError("it takes too long per token")
         allowed = ((words.view(-1, 1) >> bits) & 1).flatten().nonzero().flatten()
         if not len(allowed) or not matcher.accept_token(int(allowed[len(allowed) // 2])):
             return
@@ -170,55 +171,55 @@ def _printed_regex(pattern: str) -> str:
 
 
 def _data_bytes() -> int:
-    """Of this process, as RLIMIT_DATA counts them."""
+    """Data segment size of this process, as RLIMIT_DATA counts it."""
     with open("/proc/self/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith("VmData:"))
     return int(line.split()[1]) * 1024
 
 
-# --- its owner ------------------------------------------------------------------------------------
+# --- the parent -----------------------------------------------------------------------------------
 
 
 class GrammarCompileWorker:
-    """One worker process, and those who wait for it in turn."""
+    """One worker process and the queue in front of it."""
 
-    def __init__(self, *, seconds: float, memory_bytes: int, most_waiting: int) -> None:
-        self.seconds, self._memory_bytes, self.most_waiting = seconds, memory_bytes, most_waiting
-        self._turn, self._count = Lock(), Lock()
+    def __init__(self, *, seconds: float, memory_bytes: int, max_waiting: int) -> None:
+        self.seconds, self._memory_bytes, self.max_waiting = seconds, memory_bytes, max_waiting
+        self._worker_lock, self._count_lock = Lock(), Lock()
         self.waiting = 0
         self._process: Any = None
-        self._known: set[str] = set()  # vocabularies of the present process
+        self._known: set[str] = set()  # tokenizers that the current process has
 
     def compile(
         self, grammar: Grammar, vocabulary: SerializedTokenizerInfo, cancelled: Event | None
     ) -> SerializedGrammar:
-        """Blocks. Raises one of the exceptions above."""
-        with self._count:
-            if self.waiting >= self.most_waiting:
-                raise LaneFull(f"{self.waiting} grammars are waiting to be compiled already")
+        """Compile a grammar; blocks. Raises one of the exceptions above."""
+        with self._count_lock:
+            if self.waiting >= self.max_waiting:
+                raise GrammarQueueFullError(f"{self.waiting} grammars are waiting to be compiled")
             self.waiting += 1
         try:
-            while not self._turn.acquire(timeout=POLL_S):
+            while not self._worker_lock.acquire(timeout=POLL_S):
                 if cancelled is not None and cancelled.is_set():
                     raise GrammarCompileCancelledError
             try:
-                return self._compiled(grammar, vocabulary, cancelled)
+                return self._compile_in_worker(grammar, vocabulary, cancelled)
             finally:
-                self._turn.release()
+                self._worker_lock.release()
         finally:
-            with self._count:
+            with self._count_lock:
                 self.waiting -= 1
 
     def close(self) -> None:
-        with self._turn:
-            self._end()
+        with self._worker_lock:
+            self._stop()
 
-    def _compiled(
+    def _compile_in_worker(
         self, grammar: Grammar, vocabulary: SerializedTokenizerInfo, cancelled: Event | None
     ) -> SerializedGrammar:
         if self._process is None or not self._process.is_alive():
-            self._end()
-            self._begin()
+            self._stop()
+            self._start()
         finished = False
         try:
             if vocabulary.name not in self._known:
@@ -231,7 +232,7 @@ class GrammarCompileWorker:
             )
         finally:
             if not finished:
-                self._end()
+                self._stop()
         if isinstance(found, Exception):
             raise found
         return found
@@ -250,28 +251,28 @@ class GrammarCompileWorker:
                 "it crashes the compiler, or takes too much memory"
             ) from None
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         server = _server()
-        self._pipe, theirs = server.Pipe()
+        self._pipe, child_pipe = server.Pipe()
         self._process = server.Process(
             target=run_compile_worker,
-            args=(theirs, self._memory_bytes),
+            args=(child_pipe, self._memory_bytes),
             name="paddock-grammar",
             daemon=True,
         )
         self._process.start()
-        theirs.close()
+        child_pipe.close()
         self._known = set()
         try:
             self._reply(START_TIMEOUT_S, None)
         except (GrammarWorkerCrashError, GrammarCompileTimeoutError):
-            self._end()
+            self._stop()
             raise GrammarWorkerUnavailableError(
-                "the process that compiles grammars did not start; a script that serves an engine "
-                "needs its work under `if __name__ == '__main__':`"
+                "the grammar worker process did not start; a script that runs an engine must put "
+                "its code under `if __name__ == '__main__':`"
             ) from None
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -285,20 +286,23 @@ def _server() -> ForkServerContext:
     return server
 
 
-# Shared by all engines of this process: a worker is a process, and takes seconds to import torch.
-_LANES: dict[tuple[float, int], tuple[GrammarCompileWorker, GrammarCompileWorker]] = {}
-_LANES_LOCK = Lock()
+# Shared by all engines of this process: a worker takes seconds to import torch.
+_WORKERS: dict[tuple[float, int], tuple[GrammarCompileWorker, GrammarCompileWorker]] = {}
+_WORKERS_LOCK = Lock()
 FAST_WORKER_S = 1.0
 
 
 def compile_workers(
     seconds: float, memory_bytes: int
 ) -> tuple[GrammarCompileWorker, GrammarCompileWorker]:
-    """A quick lane, which no grammar holds up for longer than QUICK_S, and a slow one for those
-    that need more, up to `seconds`."""
-    with _LANES_LOCK:
-        if (seconds, memory_bytes) not in _LANES:
-            limits = {"memory_bytes": memory_bytes, "most_waiting": 32}
-            quick = GrammarCompileWorker(seconds=min(FAST_WORKER_S, seconds), **limits)
-            _LANES[seconds, memory_bytes] = (quick, GrammarCompileWorker(seconds=seconds, **limits))
-        return _LANES[seconds, memory_bytes]
+    """A fast worker, which no grammar blocks for longer than FAST_WORKER_S, and a slow one for
+    grammars that need more time, up to `seconds`."""
+    with _WORKERS_LOCK:
+        if (seconds, memory_bytes) not in _WORKERS:
+            limits = {"memory_bytes": memory_bytes, "max_waiting": 32}
+            fast = GrammarCompileWorker(seconds=min(FAST_WORKER_S, seconds), **limits)
+            _WORKERS[seconds, memory_bytes] = (
+                fast,
+                GrammarCompileWorker(seconds=seconds, **limits),
+            )
+        return _WORKERS[seconds, memory_bytes]

@@ -1,7 +1,7 @@
-"""One step on the device: the plan's tokens through the network, and what comes of them.
+"""Model runner: executes one scheduled step, samples and verifies drafts.
 
-T tokens of the step, N rows that are sampled from (of each part that ends its sequence, the last
-token and the drafts behind it), D hidden, V vocabulary.
+T tokens of the step, N rows to sample from (for each sequence that is complete in this step, the
+last token and the drafts after it), D hidden, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,8 @@ from paddock.engine.kv_cache import (
     build_attention_metadata,
     copy_to_device_async,
 )
-from paddock.engine.request import FinishReason, Sequence, TokenLogprob
+from paddock.engine.logprobs import logprobs_of_ids, score_prompts, top_logprobs
+from paddock.engine.request import Sequence
 from paddock.engine.routing_capture import RoutingCapturer
 from paddock.engine.sampler import (
     LogitConstraint,
@@ -31,199 +32,204 @@ from paddock.engine.sampler import (
     SamplingTable,
     needs_logit_constraints,
 )
-from paddock.engine.scheduler import ScheduledSequence, ScheduledStep
+from paddock.engine.scheduler import ScheduledStep
 from paddock.engine.settings import EngineSettings
 from paddock.engine.spec_decode import Drafter
 from paddock.kernels.dispatch import is_enabled
-from paddock.kernels.workspace import chunks
 from paddock.model import AttentionMetadata, AuxRequest, Transformer
+from paddock.records import FinishReason
 
-_COPIES = 6  # of the scores that sampling holds at once: logits, tempered, noise, log-softmax, ...
+_LOGITS_COPIES = 6  # held at once while sampling: logits, scaled, noise, log-softmax, ...
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedSequence:
-    """A sequence that wrote its last token."""
+    """A sequence that ended in this step, and why."""
 
     sequence: Sequence
     finish: FinishReason
     matched_stop: int | str | None = None
-    error: str | None = None  # it could not be written
+    error: str | None = None  # set if the request failed
 
 
 @dataclass(slots=True)
-class _Rows:
-    """A sequence's rows: where they begin among those sampled, and how many there are."""
+class _SampledRows:
+    """The rows of one sequence: first sampled row and number of rows."""
 
     sequence: Sequence
     first: int
     count: int
-    token: int  # where they begin among the step's tokens
-    wrote: int = 0  # of the tokens sampled, those that were kept
+    token: int  # index of the first row among the step's tokens
+    accepted: int = 0  # sampled tokens that were appended
 
 
 @dataclass(frozen=True, slots=True)
 class _SampledTokens:
-    """What was sampled, in parts."""
+    """Sampled tokens, in chunks."""
 
     tokens: list[Tensor]
     logprobs: list[Tensor]
-    asked: dict[int, Tensor]  # by first row: the log-probabilities of those who want more of them
+    full_logprobs: dict[int, Tensor]  # by first row, for requests that need the whole row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Computed:
-    """What the network made of a step's tokens."""
+class _ForwardOutput:
+    """Output of the forward pass of a step."""
 
     hidden_TD: Tensor
-    logits_TV: Tensor | None  # None: not yet asked for
-    read: Callable[[np.ndarray], Tensor]  # the token after each -> MTP states
+    logits_TV: Tensor | None  # None: computed by `_sample` in chunks
+    mtp_extend: Callable[[np.ndarray], Tensor]  # next token of each -> MTP states
 
 
 class ModelRunner:
+    """Runs scheduled steps on the device. Used by the engine thread only."""
+
     def __init__(
         self,
         network: Transformer,
         cache: PagedKVCache,
         settings: EngineSettings,
-        dials: SamplingTable,
+        sampling_table: SamplingTable,
     ) -> None:
         self.network, self.cache, self.settings = network, cache, settings
         device = network.embed.weight.device
-        self.sampler = Sampler(dials, network.config.vocab, device)
+        self.sampler = Sampler(sampling_table, network.config.vocab, device)
         if device.type == "cuda" and is_enabled("latent_prepare"):
-            network.fuse_weights()  # before recordings remember where the weights lie
+            network.fuse_weights()  # before CUDA graphs capture weight addresses
         steps = settings.num_speculative_tokens
         self.graphs = CudaGraphRunner.create_if_supported(network, cache, settings)
         self.drafter = Drafter(network, cache, self.sampler, steps, self.graphs) if steps else None
-        self.decisions = (
+        self.routing_capturer = (
             RoutingCapturer(network.config, cache) if settings.capture_routing else None
         )
         self.device = device
 
     @torch.inference_mode()
     def execute_step(
-        self, plan: ScheduledStep, version: int, meanwhile: Callable[[], None]
+        self, step: ScheduledStep, version: int, before_sync: Callable[[], None]
     ) -> list[FinishedSequence]:
-        """Read the plan's tokens, write the next ones; who is done, and how. `meanwhile` is called
-        when all is queued and nothing read back yet."""
-        done = self._compute(plan)
-        self._score_prompts(plan, done.hidden_TD)
-        rows = self._rows(plan)
-        drawn = self._sample(done, rows)
-        for part in plan.scheduled:
-            part.sequence.num_computed = part.stop
-        meanwhile()
-        token_N, logprob_N = _on_the_host(drawn) if rows else ([], [])
-        ended = self._write(rows, token_N, logprob_N, drawn, version)
+        """Run the step, append the sampled tokens and propose drafts; returns the sequences that
+        ended. `before_sync` is called when all device work is queued and nothing read back yet."""
+        output = self._forward(step)
+        max_bytes = self.settings.logits_chunk_bytes
+        score_prompts(step, output.hidden_TD, self.network, max_bytes)
+        rows = self._rows(step)
+        sampled = self._sample(output, rows)
+        for each in step.scheduled:
+            each.sequence.num_computed = each.stop
+        before_sync()
+        token_N, logprob_N = _to_host(sampled) if rows else ([], [])
+        ended = self._append_sampled(rows, token_N, logprob_N, sampled, version)
         if self.drafter is not None:
-            state_TD = done.read(self._next_tokens(plan, token_N))
-            self._guess(state_TD, rows, ended)
+            state_TD = output.mtp_extend(self._next_tokens(step, token_N))
+            self._propose_drafts(state_TD, rows, ended)
         return ended
 
-    def _compute(self, plan: ScheduledStep) -> _Computed:
-        """The plan's tokens through the network; repeated from a recording if all it does is write:
-        prompts come in any length, and a recording costs several steps."""
+    def _forward(self, step: ScheduledStep) -> _ForwardOutput:
+        """Forward pass; replays a CUDA graph if the step is decode-only: prompts have any length,
+        and a capture costs several steps."""
         token_T = np.fromiter(
-            chain(*((*p.sequence.tokens[p.start : p.stop], *p.drafts) for p in plan.scheduled)),
+            chain(*((*p.sequence.tokens[p.start : p.stop], *p.drafts) for p in step.scheduled)),
             dtype=np.int64,
         )
-        if self.graphs is not None and plan.is_decode_only:
-            return self._repeat(plan, token_T)
-        layout, slot_T = self._arrange(plan)
-        memory = PagedKVCacheView(self.cache, slot_T, [s.states for s in plan.sequences])
-        ask = AuxRequest(routing_and_topk=self.decisions is not None)
-        output = self.network(copy_to_device_async(token_T, self.device), layout, memory, ask)
-        if self.decisions is not None:
-            self.decisions.capture(output.aux, layout, slot_T)
+        if self.graphs is not None and step.is_decode_only:
+            return self._replay_graph(step, token_T)
+        metadata, kv_slot_T = self._attention_metadata(step)
+        kv_cache = PagedKVCacheView(self.cache, kv_slot_T, [s.states for s in step.sequences])
+        aux = AuxRequest(routing_and_topk=self.routing_capturer is not None)
+        output = self.network(copy_to_device_async(token_T, self.device), metadata, kv_cache, aux)
+        if self.routing_capturer is not None:
+            self.routing_capturer.capture(output.aux, metadata, kv_slot_T)
 
-        def read(next_T: np.ndarray) -> Tensor:
-            step = self.network.make_context(layout, memory)
+        def mtp_extend(next_T: np.ndarray) -> Tensor:
+            context = self.network.make_context(metadata, kv_cache)
             return self.network.mtp_draft(
-                output.hidden_TD, copy_to_device_async(next_T, self.device), step
+                output.hidden_TD, copy_to_device_async(next_T, self.device), context
             )
 
-        return _Computed(output.hidden_TD, None, read)
+        return _ForwardOutput(output.hidden_TD, None, mtp_extend)
 
-    def _repeat(self, plan: ScheduledStep, token_T: np.ndarray) -> _Computed:
+    def _replay_graph(self, step: ScheduledStep, token_T: np.ndarray) -> _ForwardOutput:
         assert self.graphs is not None
-        graphs, parts = self.graphs, plan.scheduled
-        seat_B = np.array([part.sequence.slot for part in parts], dtype=np.int64)
-        past_B = np.array([part.start for part in parts], dtype=np.int64)
-        asked = UniformDecodeBatch(seat_B, past_B, parts[0].tokens)
-        hidden_TD, logits_TV = graphs.decode(asked, token_T)
-        return _Computed(hidden_TD, logits_TV, lambda next_T: graphs.mtp_extend(asked, next_T))
+        graphs, scheduled = self.graphs, step.scheduled
+        slot_B = np.array([each.sequence.slot for each in scheduled], dtype=np.int64)
+        past_B = np.array([each.start for each in scheduled], dtype=np.int64)
+        batch = UniformDecodeBatch(slot_B, past_B, scheduled[0].tokens)
+        hidden_TD, logits_TV = graphs.decode(batch, token_T)
+        return _ForwardOutput(hidden_TD, logits_TV, lambda next_T: graphs.mtp_extend(batch, next_T))
 
     def recheck_weight_addresses(self) -> None:
         if self.graphs is not None:
             self.graphs.recheck_weight_addresses()
 
-    def _arrange(self, plan: ScheduledStep) -> tuple[AttentionMetadata, Tensor]:
-        loose, batch = PrefillChunks(), plan.scheduled[len(plan.scheduled) - plan.num_batched :]
-        for part in plan.scheduled[: len(plan.scheduled) - plan.num_batched]:
-            assert part.sequence.slot is not None
-            loose.add(
-                self.cache.slot_mapping(part.sequence.slot, 0, part.start + part.tokens), part.start
+    def _attention_metadata(self, step: ScheduledStep) -> tuple[AttentionMetadata, Tensor]:
+        prefill, batch = PrefillChunks(), step.scheduled[len(step.scheduled) - step.num_batched :]
+        for each in step.scheduled[: len(step.scheduled) - step.num_batched]:
+            assert each.sequence.slot is not None
+            prefill.add(
+                self.cache.slot_mapping(each.sequence.slot, 0, each.start + each.tokens), each.start
             )
-        seats = np.array([part.sequence.slot for part in batch], dtype=np.int64)
-        past_B = np.array([part.start for part in batch], dtype=np.int64)
+        slots = np.array([each.sequence.slot for each in batch], dtype=np.int64)
+        past_B = np.array([each.start for each in batch], dtype=np.int64)
         return build_attention_metadata(
-            self.cache, loose, seats, past_B, batch[0].tokens if batch else 0
+            self.cache, prefill, slots, past_B, batch[0].tokens if batch else 0
         )
 
-    def _rows(self, plan: ScheduledStep) -> list[_Rows]:
+    def _rows(self, step: ScheduledStep) -> list[_SampledRows]:
         rows, token, first = [], 0, 0
-        for part in plan.scheduled:
-            if part.num_sampled:
-                last = token + part.stop - part.start - 1
-                rows.append(_Rows(part.sequence, first, part.num_sampled, last))
-            token, first = token + part.tokens, first + part.num_sampled
+        for each in step.scheduled:
+            if each.num_sampled:
+                last = token + each.stop - each.start - 1
+                rows.append(_SampledRows(each.sequence, first, each.num_sampled, last))
+            token, first = token + each.tokens, first + each.num_sampled
         return rows
 
-    def _sample(self, done: _Computed, rows: list[_Rows]) -> _SampledTokens:
-        """A token for every row, a few rows at a time, so that scores over the vocabulary never
-        take more than `logits_bytes`."""
-        drawn = _SampledTokens([], [], {})
-        most = max(1, self.settings.logits_chunk_bytes // (_COPIES * 4 * self.network.config.vocab))
-        for part in _parted(rows, most):
-            first = part[0].first
-            sampled = self._sample_part(done, part)
-            drawn.tokens.append(sampled.token_N)
-            drawn.logprobs.append(sampled.logprob_N)
-            for row in part:
+    def _sample(self, output: _ForwardOutput, rows: list[_SampledRows]) -> _SampledTokens:
+        """Sample a token for every row, in chunks, so that logits never take more than
+        `logits_chunk_bytes`."""
+        result = _SampledTokens([], [], {})
+        max_rows = max(
+            1, self.settings.logits_chunk_bytes // (_LOGITS_COPIES * 4 * self.network.config.vocab)
+        )
+        for chunk in _row_chunks(rows, max_rows):
+            first = chunk[0].first
+            sampled = self._sample_chunk(output, chunk)
+            result.tokens.append(sampled.token_N)
+            result.logprobs.append(sampled.logprob_N)
+            for row in chunk:
                 request = row.sequence.request
                 if request.top_logprobs or request.logprob_token_ids or row.sequence.must_complete:
                     n = slice(row.first - first, row.first - first + row.count)
-                    drawn.asked[row.first] = sampled.logprob_NV[n].clone()
-        return drawn
+                    result.full_logprobs[row.first] = sampled.logprob_NV[n].clone()
+        return result
 
-    def _sample_part(self, done: _Computed, rows: list[_Rows]) -> SamplerOutput:
+    def _sample_chunk(self, output: _ForwardOutput, rows: list[_SampledRows]) -> SamplerOutput:
         counts, first = [row.count for row in rows], rows[0].first
         start_N = np.repeat([row.first - first for row in rows], counts)
         offset_N = np.arange(len(start_N)) - start_N
         token_N = np.repeat([row.token for row in rows], counts) + offset_N
-        known_TX = done.hidden_TD if done.logits_TV is None else done.logits_TV
-        if len(token_N) < len(known_TX):
-            known_TX = known_TX[copy_to_device_async(token_N, self.device)]
-        wishes, forced = [], []
+        row_TX = output.hidden_TD if output.logits_TV is None else output.logits_TV
+        if len(token_N) < len(row_TX):
+            row_TX = row_TX[copy_to_device_async(token_N, self.device)]
+        constraints, forced = [], []
         for row in rows:
-            wishes += self._wishes(row, row.first - first)
+            constraints += self._logit_constraints(row, row.first - first)
             if row.sequence.thinking_budget is not None:
                 drafts = row.sequence.drafts[: row.count - 1]
                 closes = row.sequence.thinking_budget.forced_rows(drafts)
                 close_id = row.sequence.thinking_budget.close_id
                 forced += [(row.first - first + j, close_id) for j in closes]
         return self.sampler.sample(
-            self.network.head(known_TX) if done.logits_TV is None else known_TX,
+            self.network.head(row_TX) if output.logits_TV is None else row_TX,
             SamplingBatchInfo(
                 slot_N=np.repeat([row.sequence.slot for row in rows], counts),
                 index_N=np.repeat([row.sequence.num_generated for row in rows], counts) + offset_N,
-                constraints=wishes,
+                constraints=constraints,
                 forced=forced,
             ),
         )
 
-    def _wishes(self, row: _Rows, first: int) -> list[LogitConstraint]:
+    def _logit_constraints(self, row: _SampledRows, first: int) -> list[LogitConstraint]:
         sequence = row.sequence
         if not needs_logit_constraints(sequence.request.sampling_params):
             return []
@@ -236,55 +242,55 @@ class ModelRunner:
             for j in range(min(row.count, len(masks)))
         ]
 
-    # --- what was sampled -------------------------------------------------------------------------
+    # --- sampled tokens ---------------------------------------------------------------------------
 
-    def _write(
+    def _append_sampled(
         self,
-        rows: list[_Rows],
+        rows: list[_SampledRows],
         token_N: list[int],
         logprob_N: list[float],
-        drawn: _SampledTokens,
+        sampled: _SampledTokens,
         version: int,
     ) -> list[FinishedSequence]:
         ended = []
         for row in rows:
             n = slice(row.first, row.first + row.count)
-            end = self._keep(row, token_N[n], logprob_N[n], drawn, version)
-            self._account(row)
-            if drawn.asked:
-                self._report(row, drawn)
+            end = self._append_verified(row, token_N[n], logprob_N[n], sampled, version)
+            self._count(row)
+            if sampled.full_logprobs:
+                self._add_requested_logprobs(row, sampled)
             if end is not None:
                 ended.append(end)
         return ended
 
-    def _keep(
+    def _append_verified(
         self,
-        row: _Rows,
+        row: _SampledRows,
         tokens: list[int],
         logprobs: list[float],
-        drawn: _SampledTokens,
+        sampled: _SampledTokens,
         version: int,
     ) -> FinishedSequence | None:
-        """Append sampled tokens for as long as each follows what was drafted."""
+        """Append sampled tokens up to and including the first that differs from its draft."""
         sequence = row.sequence
         for j, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             if not isfinite(logprob):
                 where = f"at token {len(sequence.tokens)}"
                 return FinishedSequence(
-                    sequence, "abort", error=f"the network's scores {where} are no numbers"
+                    sequence, "abort", error=f"the logits {where} are not finite"
                 )
-            turned = _turned(sequence, token)
-            if turned != token:
+            forced = _towards_completion(sequence, token)
+            if forced != token:
                 if j:
-                    return None  # the next step turns
-                token, logprob = turned, float(drawn.asked[row.first][0, turned])
+                    return None  # the next step forces it: only row 0 has the log-probability
+                token, logprob = forced, float(sampled.full_logprobs[row.first][0, forced])
                 sequence.forced.append(sequence.num_generated)
             self._append(sequence, token, logprob, version)
-            row.wrote += 1
-            wrong = sequence.constraint.accept_token(token) if sequence.constraint else None
-            if wrong is not None:
-                return FinishedSequence(sequence, "abort", error=wrong)
-            end = self._end(sequence)
+            row.accepted += 1
+            error = sequence.constraint.accept_token(token) if sequence.constraint else None
+            if error is not None:
+                return FinishedSequence(sequence, "abort", error=error)
+            end = self._check_finished(sequence)
             if end is not None or j + 1 == row.count or sequence.drafts[j] != token:
                 return end
         return None
@@ -297,8 +303,8 @@ class ModelRunner:
             thinking.feed(token)
         sequence.append(token, logprob, version)
 
-    def _end(self, sequence: Sequence) -> FinishedSequence | None:
-        """Whether the token just written is the last."""
+    def _check_finished(self, sequence: Sequence) -> FinishedSequence | None:
+        """Whether the token just appended ends the sequence."""
         token, heed = sequence.tokens[-1], True
         if sequence.num_generated < sequence.request.sampling_params.min_new_tokens:
             heed = False
@@ -313,122 +319,80 @@ class ModelRunner:
             return FinishedSequence(sequence, "length")
         return None
 
-    def _account(self, row: _Rows) -> None:
+    def _count(self, row: _SampledRows) -> None:
         sequence = row.sequence
         sequence.verify_steps += 1
-        if row.wrote:
+        if row.accepted:
             sequence.num_computed = len(sequence.tokens) - 1
             if row.count > 1:
                 sequence.draft_tokens += row.count - 1
-                sequence.accepted_draft_tokens += row.wrote - 1
-                sequence.draft_stats.observe_draft(made=row.count - 1, kept=row.wrote - 1)
+                sequence.accepted_draft_tokens += row.accepted - 1
+                sequence.draft_stats.observe_draft(
+                    proposed=row.count - 1, accepted=row.accepted - 1
+                )
 
-    def _report(self, row: _Rows, drawn: _SampledTokens) -> None:
-        """The log-probabilities a request asked for, of the tokens it got."""
-        if row.wrote and row.first in drawn.asked:
-            request, logp_NV = row.sequence.request, drawn.asked[row.first][: row.wrote]
-            row.sequence.top_logprobs += top_logprobs(logp_NV, request.top_logprobs)
-            row.sequence.requested_logprobs += logprobs_of_ids(logp_NV, request.logprob_token_ids)
-
-    # --- prompts ----------------------------------------------------------------------------------
-
-    def _score_prompts(self, plan: ScheduledStep, hidden_TD: Tensor) -> None:
-        first = 0
-        for part in plan.scheduled:
-            if part.sequence.next_prompt_logprob is not None:
-                self._score(part, hidden_TD[first : first + part.tokens])
-            first += part.tokens
-
-    def _score(self, read: ScheduledSequence, hidden_TD: Tensor) -> None:
-        """Log-probabilities of the prompt tokens that this part's states predict."""
-        sequence, request = read.sequence, read.sequence.request
-        start = sequence.next_prompt_logprob
-        if start == 0:  # nothing comes before the first token
-            sequence.prompt_logprobs.append(None)
-            sequence.prompt_top_logprobs.append(None)
-            sequence.prompt_requested_logprobs.append(None)
-            start = sequence.next_prompt_logprob
-        if start is None:
-            return
-        stop = min(read.stop + 1, sequence.num_prompt)
-        hidden_TD = hidden_TD[start - 1 - read.start : stop - 1 - read.start]
-        target_T = torch.tensor(sequence.tokens[start:stop], device=self.device)
-        row_bytes = 8 * self.network.config.vocab
-        for part in chunks(len(target_T), row_bytes, self.settings.logits_chunk_bytes):
-            logp_TV = self.network.head(hidden_TD[part]).float().log_softmax(-1)
-            found = logp_TV.gather(1, target_T[part].unsqueeze(1)).squeeze(1)
-            sequence.prompt_logprobs += found.tolist()
-            sequence.prompt_top_logprobs += top_logprobs(logp_TV, request.top_logprobs)
-            sequence.prompt_requested_logprobs += logprobs_of_ids(
-                logp_TV, request.logprob_token_ids
+    def _add_requested_logprobs(self, row: _SampledRows, sampled: _SampledTokens) -> None:
+        """Add the extra log-probabilities that the request asked for."""
+        if row.accepted and row.first in sampled.full_logprobs:
+            request, logprob_NV = (
+                row.sequence.request,
+                sampled.full_logprobs[row.first][: row.accepted],
+            )
+            row.sequence.top_logprobs += top_logprobs(logprob_NV, request.top_logprobs)
+            row.sequence.requested_logprobs += logprobs_of_ids(
+                logprob_NV, request.logprob_token_ids
             )
 
     # --- drafts -----------------------------------------------------------------------------------
 
-    def _next_tokens(self, plan: ScheduledStep, token_N: list[int]) -> np.ndarray:
-        """The token after each of the step's tokens. Behind a draft that was not kept it is
-        anyone's guess; such rows are beyond the end of their sequence and will be overwritten."""
+    def _next_tokens(self, step: ScheduledStep, token_N: list[int]) -> np.ndarray:
+        """The token after each token of the step. After a rejected draft it is arbitrary: those
+        KV entries are beyond the end of their sequence and will be overwritten."""
         following: list[int] = []
         first = 0
-        for part in plan.scheduled:
-            following += part.sequence.tokens[part.start + 1 : part.stop]
-            if part.num_sampled:
-                following += token_N[first : first + part.num_sampled]
+        for each in step.scheduled:
+            following += each.sequence.tokens[each.start + 1 : each.stop]
+            if each.num_sampled:
+                following += token_N[first : first + each.num_sampled]
             else:
-                following.append(part.sequence.tokens[part.stop])
-            first += part.num_sampled
+                following.append(each.sequence.tokens[each.stop])
+            first += each.num_sampled
         return np.array(following)
 
-    def _guess(self, state_TD: Tensor, rows: list[_Rows], ended: list[FinishedSequence]) -> None:
+    def _propose_drafts(
+        self, state_TD: Tensor, rows: list[_SampledRows], ended: list[FinishedSequence]
+    ) -> None:
         assert self.drafter is not None
-        done = {id(end.sequence) for end in ended}
-        live = [row for row in rows if id(row.sequence) not in done]
+        finished = {id(end.sequence) for end in ended}
+        live = [row for row in rows if id(row.sequence) not in finished]
         if live:
-            # From the last token that was kept, the one before the newest.
-            last_N = np.array([row.token + row.wrote - 1 for row in live])
+            # Draft from the last accepted token's state, i.e. the token before the newest.
+            last_N = np.array([row.token + row.accepted - 1 for row in live])
             self.drafter.propose(
                 state_TD[copy_to_device_async(last_N, self.device)], [row.sequence for row in live]
             )
 
 
-def _turned(sequence: Sequence, token: int) -> int:
-    """What to append for `token`, so that the reply is complete in time."""
-    room, bound = sequence.max_new_tokens - sequence.num_generated - 1, sequence.constraint
-    return token if bound is None else bound.token_towards_completion(token, room)
+def _towards_completion(sequence: Sequence, token: int) -> int:
+    """The token to append instead of `token`, so that the grammar completes in time."""
+    left, constraint = sequence.max_new_tokens - sequence.num_generated - 1, sequence.constraint
+    return token if constraint is None else constraint.token_towards_completion(token, left)
 
 
-def _on_the_host(drawn: _SampledTokens) -> tuple[list[int], list[float]]:
-    """Tokens and their log-probabilities, in one trip: float64 holds both exactly."""
-    both = (torch.cat(drawn.tokens).double(), torch.cat(drawn.logprobs).double())
+def _to_host(sampled: _SampledTokens) -> tuple[list[int], list[float]]:
+    """Tokens and log-probabilities in one transfer: float64 holds both exactly."""
+    both = (torch.cat(sampled.tokens).double(), torch.cat(sampled.logprobs).double())
     token_N, logprob_N = torch.stack(both).tolist()
     return [int(token) for token in token_N], logprob_N
 
 
-def _parted(rows: list[_Rows], most: int) -> Iterator[list[_Rows]]:
-    """Runs of sequences with at most `most` rows together, one sequence at least."""
-    part: list[_Rows] = []
+def _row_chunks(rows: list[_SampledRows], max_rows: int) -> Iterator[list[_SampledRows]]:
+    """Chunks of at most `max_rows` rows, at least one sequence each."""
+    chunk: list[_SampledRows] = []
     for row in rows:
-        if part and row.first + row.count - part[0].first > most:
-            yield part
-            part = []
-        part.append(row)
-    if part:
-        yield part
-
-
-def top_logprobs(logp_NV: Tensor, count: int) -> list[TokenLogprob]:
-    """The `count` best of each row, best first."""
-    if not count:
-        return []
-    best = logp_NV.topk(min(count, logp_NV.shape[1]), dim=-1)
-    return [
-        TokenLogprob(tuple(ids), tuple(values))
-        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-
-
-def logprobs_of_ids(logp_NV: Tensor, token_ids: tuple[int, ...]) -> list[TokenLogprob]:
-    if not token_ids:
-        return []
-    picked_NA = logp_NV[:, torch.tensor(token_ids, device=logp_NV.device)]
-    return [TokenLogprob(token_ids, tuple(values)) for values in picked_NA.tolist()]
+        if chunk and row.first + row.count - chunk[0].first > max_rows:
+            yield chunk
+            chunk = []
+        chunk.append(row)
+    if chunk:
+        yield chunk

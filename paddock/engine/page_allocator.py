@@ -1,18 +1,18 @@
-"""Pages of the cache and who holds them.
+"""Reference-counted pages of the KV cache.
 
-A page is room for `page_tokens` tokens in every storage of every layer at once: latent rows, index
-keys, keys and values and the MTP layer's rows lie at the same slots, so they can never part.
+A page holds `page_size` tokens in the storage of every layer at once: latent KV entries, index
+keys, keys and values and the MTP layer's entries use the same KV slots and cannot diverge.
 """
 
 from collections.abc import Iterable
 
 
 class OutOfPagesError(Exception):
-    """More pages were asked for than are free."""
+    """More pages were requested than are free."""
 
 
 class PageAllocator:
-    """How many hold each page. A page is free when nobody does.
+    """Reference counts of pages; a page with count 0 is free.
 
     >>> pages = PageAllocator(3)
     >>> taken = pages.allocate(2)
@@ -24,10 +24,10 @@ class PageAllocator:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._holders = [0] * count
+        self._refcounts = [0] * count
         self._cached = [False] * count
-        self.evictable = 0  # pages that the cache alone holds, and would give up
-        self._free = list(range(count - 1, -1, -1))  # low numbers are handed out first
+        self.evictable = 0  # pages held by the prefix cache only
+        self._free = list(range(count - 1, -1, -1))  # low numbers first
 
     @property
     def num_free(self) -> int:
@@ -38,42 +38,42 @@ class PageAllocator:
         return self.count - len(self._free)
 
     def refcount(self, page: int) -> int:
-        return self._holders[page]
+        return self._refcounts[page]
 
     def allocate(self, count: int) -> list[int]:
-        """Free pages, each now held once."""
+        """Take free pages, each with a reference count of 1. Raises OutOfPagesError."""
         if count > len(self._free):
-            raise OutOfPagesError(f"{count} pages were asked for, {len(self._free)} are free")
+            raise OutOfPagesError(f"{count} pages requested, {len(self._free)} free")
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
-            self._holders[page] = 1
+            self._refcounts[page] = 1
         return taken
 
     def incref(self, pages: Iterable[int]) -> None:
-        """One more holder for each; only a page in use can be shared."""
+        """Add a reference to each page; the pages must be in use."""
         for page in pages:
-            assert self._holders[page] > 0, f"page {page} is free"
-            self._holders[page] += 1
-            self.evictable -= self._cached[page] and self._holders[page] == 2
+            assert self._refcounts[page] > 0, f"page {page} is free"
+            self._refcounts[page] += 1
+            self.evictable -= self._cached[page] and self._refcounts[page] == 2
 
     def decref(self, pages: Iterable[int]) -> None:
-        """One holder fewer for each; a page without holders is free again."""
+        """Drop a reference to each page; a page without references becomes free."""
         for page in pages:
-            assert self._holders[page] > 0, f"page {page} is free"
-            self._holders[page] -= 1
-            self.evictable += self._cached[page] and self._holders[page] == 1
-            if not self._holders[page]:
+            assert self._refcounts[page] > 0, f"page {page} is free"
+            self._refcounts[page] -= 1
+            self.evictable += self._cached[page] and self._refcounts[page] == 1
+            if not self._refcounts[page]:
                 self._free.append(page)
 
     def mark_cached(self, page: int) -> None:
-        """The cache becomes a holder."""
-        assert not self._cached[page], f"page {page} is in the cache already"
+        """Add the prefix cache's reference."""
+        assert not self._cached[page], f"page {page} is already in the prefix cache"
         self.incref([page])
         self._cached[page] = True
 
     def unmark_cached(self, page: int) -> None:
-        """The cache is a holder no more."""
-        assert self._cached[page], f"page {page} is not in the cache"
-        self.evictable -= self._holders[page] == 1
+        """Drop the prefix cache's reference."""
+        assert self._cached[page], f"page {page} is not in the prefix cache"
+        self.evictable -= self._refcounts[page] == 1
         self._cached[page] = False
         self.decref([page])

@@ -1,9 +1,8 @@
-"""Pages already computed, found again by the tokens that lead to them.
+"""Prefix cache: a radix tree over whole pages of tokens.
 
-A tree whose edges are whole pages of tokens. Each world (a version of the weights, and whatever
-salt a request brings) has a root of its own, so rows of one version never answer for another.
-The tree is one holder of each of its pages; sequences that use them are others. Only leaves that
-nobody else holds can be evicted, the longest unused first.
+Each namespace (weight version and cache salt) has its own root, so KV entries of one version are
+never reused for another. The tree holds one reference to each of its pages, sequences that use
+them hold others. Only leaves without other references can be evicted, least recently used first.
 """
 
 import heapq
@@ -22,49 +21,51 @@ class RadixTreeNode:
     parent: "RadixTreeNode | None" = None
     edge: PageKey = ()
     children: dict[PageKey, "RadixTreeNode"] = field(default_factory=dict)
-    last_access: int = 0  # when, in looks at the tree
-    queued: bool = False  # stands in the queue of leaves
+    last_access: int = 0  # logical clock of lookups and inserts
+    queued: bool = False  # is in the eviction heap
 
 
 class RadixCache:
-    """The prefix cache. What `match` returns is held for its caller, who must drop it."""
+    """The prefix cache. The caller of `match_prefix` must `decref` the pages it returns."""
 
-    def __init__(self, pages: PageAllocator, page_tokens: int) -> None:
-        self.pages, self.page_tokens = pages, page_tokens
-        self.evicted = 0  # pages, ever
-        self.size = 0  # pages, now
+    def __init__(self, pages: PageAllocator, page_size: int) -> None:
+        self.pages, self.page_size = pages, page_size
+        self.evicted = 0  # pages evicted since the start
+        self.size = 0  # pages in the tree
         self._roots: dict[CacheNamespace, RadixTreeNode] = {}
         self._leaves: list[tuple[int, int, RadixTreeNode]] = []
         self._clock = 0
         self._serial = 0
 
-    def match_prefix(self, world: CacheNamespace, tokens: Sequence[int], limit: int) -> list[int]:
-        """Pages of the longest known beginning of `tokens`, of whole pages and at most `limit`
-        tokens, now held by the caller too."""
+    def match_prefix(
+        self, namespace: CacheNamespace, tokens: Sequence[int], limit: int
+    ) -> list[int]:
+        """The pages of the longest cached prefix of `tokens`, at most `limit` tokens, with a
+        reference added for the caller."""
         self._clock += 1
         found = []
-        for node in self._path(world, tokens, limit):
+        for node in self._path(namespace, tokens, limit):
             node.last_access = self._clock
             found.append(node.page)
         self.pages.incref(found)
         return found
 
-    def matched_tokens(self, world: CacheNamespace, tokens: Sequence[int], limit: int) -> int:
-        """How many tokens `match` would find. Looks, never touches."""
-        return self.page_tokens * sum(1 for _ in self._path(world, tokens, limit))
+    def matched_tokens(self, namespace: CacheNamespace, tokens: Sequence[int], limit: int) -> int:
+        """How many tokens `match_prefix` would find; changes nothing."""
+        return self.page_size * sum(1 for _ in self._path(namespace, tokens, limit))
 
     def insert(
-        self, world: CacheNamespace, tokens: Sequence[int], pages: Sequence[int]
+        self, namespace: CacheNamespace, tokens: Sequence[int], pages: Sequence[int]
     ) -> list[int]:
-        """Remember the pages of `tokens` (as many whole pages as there are of both).
+        """Cache the pages of `tokens` (whole pages only).
 
-        Returns the caller's pages as they are to be from now on: where the tree already had a page
-        for the same tokens, the caller's own is dropped and the tree's held in its place.
+        Returns the pages that the caller must use from now on: where the tree already had a page
+        for the same tokens, the caller's page is released and replaced by the tree's.
         """
         self._clock += 1
-        node = self._roots.setdefault(world, RadixTreeNode(page=-1))
-        kept = list(pages)
-        for i, edge in enumerate(self._edges(tokens, len(pages) * self.page_tokens)):
+        node = self._roots.setdefault(namespace, RadixTreeNode(page=-1))
+        result = list(pages)
+        for i, edge in enumerate(self._edges(tokens, len(pages) * self.page_size)):
             child = node.children.get(edge)
             if child is None:
                 child = RadixTreeNode(pages[i], node, edge)
@@ -74,46 +75,46 @@ class RadixCache:
             elif child.page != pages[i]:
                 self.pages.incref([child.page])
                 self.pages.decref([pages[i]])
-                kept[i] = child.page
+                result[i] = child.page
             child.last_access = self._clock
             node = child
         self._queue(node)
-        return kept
+        return result
 
     def evict(self, count: int) -> int:
-        """Give up to `count` pages back to the pool; returns how many there were to give."""
-        given, busy = 0, []
-        while given < count and self._leaves:
+        """Free up to `count` pages; returns how many were freed."""
+        evicted, busy = 0, []
+        while evicted < count and self._leaves:
             used, _, node = heapq.heappop(self._leaves)
             node.queued = False
             if node.children:
-                continue  # no leaf any more; it returns when its children have gone
+                continue  # not a leaf any more; queued again when its children are evicted
             if node.last_access > used:
-                self._queue(node)  # looked at since it was queued
+                self._queue(node)  # accessed since it was queued
             elif self.pages.refcount(node.page) > 1:
                 busy.append(node)
             else:
                 self._remove(node)
-                given += 1
+                evicted += 1
         for node in busy:
             self._queue(node)
-        self.evicted += given
-        return given
+        self.evicted += evicted
+        return evicted
 
     def clear(self) -> None:
-        """Forget everything. Pages held by sequences stay theirs."""
+        """Remove all entries. Pages referenced by sequences stay allocated."""
         for node in self._nodes():
             self.pages.unmark_cached(node.page)
         self._roots, self._leaves, self.size = {}, [], 0
 
     def pages_in_tree(self) -> list[int]:
-        """Every page the tree holds."""
+        """All pages in the tree."""
         return [node.page for node in self._nodes()]
 
     def _path(
-        self, world: CacheNamespace, tokens: Sequence[int], limit: int
+        self, namespace: CacheNamespace, tokens: Sequence[int], limit: int
     ) -> Iterator[RadixTreeNode]:
-        node = self._roots.get(world)
+        node = self._roots.get(namespace)
         for edge in self._edges(tokens, limit) if node is not None else ():
             node = node.children.get(edge) if node is not None else None
             if node is None:
@@ -121,7 +122,7 @@ class RadixCache:
             yield node
 
     def _edges(self, tokens: Sequence[int], limit: int) -> Iterator[PageKey]:
-        size = self.page_tokens
+        size = self.page_size
         for start in range(0, min(len(tokens), limit) - size + 1, size):
             yield tuple(tokens[start : start + size])
 
@@ -140,8 +141,8 @@ class RadixCache:
         self._queue(parent)
 
     def _nodes(self) -> Iterator[RadixTreeNode]:
-        waiting = [child for root in self._roots.values() for child in root.children.values()]
-        while waiting:
-            node = waiting.pop()
-            waiting.extend(node.children.values())
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
             yield node

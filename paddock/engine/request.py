@@ -1,66 +1,60 @@
-"""What is asked of the engine, what it answers, and what it knows in between."""
+"""Request, RequestOutput, and Sequence: the state of a request inside the engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paddock.engine.kv_cache import RecurrentStates
 from paddock.engine.stats import SpecDecodingStats
-from paddock.records import Completion, SamplingParams, Segment
+from paddock.records import Completion, FinishReason, SamplingParams, Segment
 
 if TYPE_CHECKING:
     from paddock.engine.grammar import GrammarConstraint
     from paddock.engine.stop_strings import StopStringChecker
     from paddock.engine.thinking_budget import ThinkingBudget
 
-FinishReason = Literal["stop", "length", "abort"]
-
 
 class InvalidRequestError(ValueError):
-    """A request no engine with these settings could answer; the message has the numbers."""
+    """The request cannot be served with these engine settings; the message has the numbers."""
 
 
 class ContextLengthExceededError(InvalidRequestError):
-    """The prompt, or the prompt with the reply that is asked for, exceeds the context."""
+    """The prompt, or prompt plus `max_new_tokens`, exceeds the context length."""
 
 
 class EngineError(RuntimeError):
-    """The engine could not go on with a request through no fault of the request."""
+    """The engine failed; the request is not to blame."""
 
 
 class EngineQueueFullError(EngineError):
-    """As many requests are waiting or running as may; it can be asked again later."""
+    """Too many requests are queued or running; retry later."""
 
 
 class DuplicateRequestIdError(EngineError):
-    """A request with this id is being answered; it can be asked under another, or later."""
+    """A request with this id is in flight; use another id or retry later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A prompt and what is wanted of it."""
+    """A prompt with sampling parameters and requested extras."""
 
     token_ids: tuple[int, ...]
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
-    id: str | None = None  # None: the engine gives it one
-    priority: int = 0  # higher goes first
+    id: str | None = None  # None: the engine assigns one
+    priority: int = 0  # higher is scheduled first
     cache_salt: str = ""  # requests with different salts share no cached pages
-    prompt_logprobs_start: int | None = (
-        None  # first prompt position whose log-probability is wanted
-    )
-    top_logprobs: int = 0  # likeliest tokens wanted at each place that has log-probabilities
-    logprob_token_ids: tuple[
-        int, ...
-    ] = ()  # tokens whose log-probability is wanted at each of those places
-    return_routing: bool = False  # routed experts and index choices wanted
-    in_reasoning: bool | None = None  # None: read it off the prompt's last tokens
+    prompt_logprobs_start: int | None = None  # return prompt log-probabilities from here on
+    top_logprobs: int = 0  # number of most likely tokens to return per position
+    logprob_token_ids: tuple[int, ...] = ()  # tokens whose log-probability is returned as well
+    return_routing: bool = False  # return routed experts and selected (top-k) tokens
+    in_reasoning: bool | None = None  # None: derived from the prompt's special tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Some tokens at one place, with their log-probabilities."""
+    """Some tokens at one position with their log-probabilities."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -68,24 +62,24 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDelta:
-    """What one step added to a reply. Lists run parallel to `token_ids` or are empty."""
+    """New tokens of one step. The tuples are parallel to `token_ids` or empty."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    forced: tuple[int, ...] = ()  # positions in the whole reply
+    forced: tuple[int, ...] = ()  # positions in the whole output
     version: int
     top_logprobs: tuple[TokenLogprob, ...] = ()
     requested_logprobs: tuple[TokenLogprob, ...] = ()
-    output: "RequestOutput | None" = None  # with the last one
+    output: "RequestOutput | None" = None  # set on the last delta
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutingReplay:
-    """What the network decided while it read the prompt and wrote the reply, for a trainer to
-    decide the same again. One row a token but the last, which was sampled and never read.
+    """Routing decisions for prompt and output, so that a trainer can replay them. One row per
+    token except the last, which was sampled but never computed.
 
-    `expert_TLK`: experts of each layer that has any, ascending. `index_TLK`: keys that each layer
-    with an indexer kept, ascending positions in the sequence, -1 where there are fewer.
+    `expert_TLK`: routed experts of each MoE layer, ascending. `index_TLK`: tokens selected by each
+    layer with an indexer, as ascending positions in the sequence, padded with -1.
     """
 
     expert_TLK: np.ndarray | None
@@ -94,17 +88,17 @@ class RoutingReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """A finished request."""
+    """The result of a finished request."""
 
     id: str
     prompt_tokens: int
     completion: Completion
-    matched_stop: int | str | None = None  # the stop token or text that ended it
-    abort_reason: str = ""  # why it was aborted
-    cached_tokens: int = 0  # of the prompt, found in the prefix cache when it was first read
+    matched_stop: int | str | None = None  # stop token id or stop string
+    abort_reason: str = ""  # empty unless aborted
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     reasoning_tokens: int = 0
     preemptions: int = 0
-    prompt_logprobs: tuple[float | None, ...] = ()  # temperature 1; None for the very first token
+    prompt_logprobs: tuple[float | None, ...] = ()  # at temperature 1; None for the first token
     prompt_top_logprobs: tuple[TokenLogprob | None, ...] = ()
     prompt_requested_logprobs: tuple[TokenLogprob | None, ...] = ()
     top_logprobs: tuple[TokenLogprob, ...] = ()
@@ -114,33 +108,33 @@ class RequestOutput:
     accepted_draft_tokens: int = 0
     verify_steps: int = 0
     queue_time_s: float = 0.0
-    ttft_s: float | None = None  # after arrival
+    ttft_s: float | None = None  # time to first token
     e2e_latency_s: float = 0.0
 
     @property
     def accept_length(self) -> float:
-        """Tokens for each step that wrote any."""
+        """Generated tokens per decode step."""
         return len(self.completion.token_ids) / max(1, self.verify_steps)
 
 
-OutputCallback = Callable[[OutputDelta | EngineError], None]  # called on the engine's own thread
+OutputCallback = Callable[[OutputDelta | EngineError], None]  # called on the engine thread
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A request while the engine works on it. Belongs to the engine's thread alone."""
+    """State of a request inside the engine. Used by the engine thread only."""
 
     request: Request
     id: str
-    serial: int  # order of arrival
+    serial: int  # arrival order
     seed: int
     stop_token_ids: frozenset[int]
     max_new_tokens: int
     on_output: OutputCallback
-    stream: bool  # a delta a step, or only the last
+    stream: bool  # one delta per step, or only the last
     arrived: float
-    tokens: list[int]  # prompt and reply
-    num_prompt: int = field(init=False)  # tokens of it
+    tokens: list[int]  # prompt and output
+    num_prompt: int = field(init=False)  # number of prompt tokens
     logprobs: list[float] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)  # [version, tokens]
     forced: list[int] = field(default_factory=list)
@@ -149,20 +143,20 @@ class Sequence:
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_requested_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    # In the cache:
+    # KV cache:
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
-    num_computed: int = 0  # tokens whose rows are there
-    num_cached_pages: int = 0  # pages already in the prefix cache
-    mixed_versions: bool = False  # rows of more than one version of the weights
+    num_computed: int = 0  # tokens whose KV entries are in the cache
+    num_cached_pages: int = 0  # leading pages that are in the prefix cache
+    mixed_versions: bool = False  # KV entries of more than one weight version
     states: RecurrentStates = field(default_factory=dict)
     drafts: list[int] = field(default_factory=list)
-    # Along the way:
+    # Progress:
     thinking_budget: "ThinkingBudget | None" = None
     constraint: "GrammarConstraint | None" = None
     stop_checker: "StopStringChecker | None" = None
     abort_reason: str | None = None
-    num_streamed: int = 0  # reply tokens already delivered
+    num_streamed: int = 0  # output tokens already delivered
     cached_tokens: int | None = None
     preemptions: int = 0
     draft_tokens: int = 0
@@ -178,34 +172,34 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        """Tokens of the reply."""
+        """Number of output tokens."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_pending(self) -> int:
-        """Tokens not yet in the cache; one while decoding."""
+        """Tokens without KV entries; one while decoding."""
         return len(self.tokens) - self.num_computed
 
     @property
     def must_complete(self) -> bool:
-        """Whether the reply satisfies its grammar within its length."""
+        """Whether the output must complete its grammar within `max_new_tokens`."""
         return self.constraint is not None and self.constraint.must_complete
 
     @property
     def is_decoding(self) -> bool:
-        """Whether everything but the newest token of the reply is in the cache."""
+        """Whether prefill is done: only the newest output token is not in the KV cache."""
         return self.num_generated > 0 and self.num_pending == 1
 
     @property
     def next_prompt_logprob(self) -> int | None:
-        """The first prompt position whose log-probability is still to be found."""
+        """The first prompt position whose log-probability is still missing; None if none is."""
         start = self.request.prompt_logprobs_start
         if start is None or len(self.prompt_logprobs) >= self.num_prompt - start:
             return None
         return start + len(self.prompt_logprobs)
 
     def reset_prompt_logprobs(self) -> None:
-        """The prompt will be read by other weights: no score of the old ones stays."""
+        """Drop prompt log-probabilities: the prompt will be recomputed with new weights."""
         self.prompt_logprobs, self.prompt_top_logprobs, self.prompt_requested_logprobs = [], [], []
 
     def append(self, token: int, logprob: float, version: int) -> None:
@@ -230,18 +224,18 @@ class Sequence:
         finish: FinishReason,
         *,
         now: float,
-        matched: int | str | None,
-        message: str,
-        replay: RoutingReplay | None,
+        matched_stop: int | str | None,
+        abort_reason: str,
+        routing: RoutingReplay | None,
     ) -> RequestOutput:
-        """All there is to say of it, now that it is over."""
+        """The result of the finished request."""
         first = self.first_token_at
         return RequestOutput(
             id=self.id,
             prompt_tokens=self.num_prompt,
             completion=self.completion(finish),
-            matched_stop=matched,
-            abort_reason=message,
+            matched_stop=matched_stop,
+            abort_reason=abort_reason,
             cached_tokens=self.cached_tokens or 0,
             reasoning_tokens=self.thinking_budget.tokens if self.thinking_budget else 0,
             preemptions=self.preemptions,
@@ -250,7 +244,7 @@ class Sequence:
             prompt_requested_logprobs=tuple(self.prompt_requested_logprobs),
             top_logprobs=tuple(self.top_logprobs),
             requested_logprobs=tuple(self.requested_logprobs),
-            routing=replay,
+            routing=routing,
             draft_tokens=self.draft_tokens,
             accepted_draft_tokens=self.accepted_draft_tokens,
             verify_steps=self.verify_steps,

@@ -1,16 +1,15 @@
-"""Drafts: guesses at the next tokens, made by the MTP layer, kept only where they prove right.
+"""Speculative decoding with the MTP layer: draft tokens, verified losslessly by the model.
 
-A draft costs one layer, and checking k of them costs one pass of the whole network over k + 1
-tokens. The pass samples a token at every one of those places, each with the chance that belongs to
-its place (sampler.py). The first is what would have been sampled anyway; the second is, provided
-that the first equals the first draft; and so on. So the reply is the same, token for token, with
-and without drafts, at every temperature and under every wish; drafts only make it sooner. Drafts
-are drawn with the chance of the place they guess at, hence they agree with it as often as two
-draws that share their noise can.
+A draft token costs one layer; verifying k of them costs one forward pass over k + 1 tokens. The
+pass samples a token at each of those positions with the noise of that position (sampler.py). The
+first is what would have been sampled anyway; the second is, provided that the first equals the
+first draft; and so on. So the output is identical, token for token, with and without speculative
+decoding, at every temperature and under every logit constraint. Drafts are sampled with the noise
+of the position they predict, which maximizes agreement.
 
-The MTP layer remembers one row a token, as every layer does: row p is made of the network's state
-at p and of token p + 1. The runner has these rows written for all tokens of a step as soon as the
-next ones are known; rows written while guessing stand beyond the end and are overwritten.
+The MTP layer has one KV entry per token like every layer: entry p is computed from the hidden state
+at p and token p + 1. The model runner writes these entries for all tokens of a step as soon as the
+next tokens are known; entries written while drafting lie beyond the end and are overwritten.
 
 T tokens of a step, N sequences, D hidden, K drafts.
 """
@@ -34,6 +33,8 @@ from paddock.model import Transformer
 
 
 class Drafter:
+    """Proposes draft tokens by running the MTP layer repeatedly."""
+
     def __init__(
         self,
         network: Transformer,
@@ -46,28 +47,28 @@ class Drafter:
         self.graphs = graphs
 
     def propose(self, state_ND: Tensor, sequences: Many[Sequence]) -> None:
-        """Give each sequence its drafts, starting from the state behind its last token but one."""
-        seat_N = np.array([s.slot for s in sequences])
+        """Set the drafts of each sequence, given the MTP state of its last but one token."""
+        slot_N = np.array([s.slot for s in sequences])
         index_N = np.array([s.num_generated for s in sequences])
         past_N = np.array([len(s.tokens) - 1 for s in sequences])
         logits_NV = self.network.head(state_ND)
-        drafts = [self.sampler.draft(logits_NV, seat_N, index_N)]
+        drafts = [self.sampler.draft(logits_NV, slot_N, index_N)]
         for step in range(1, self.steps):
-            asked = UniformDecodeBatch(seat_N, past_N + step - 1, 1)
-            state_ND, logits_NV = self._further(asked, state_ND, drafts[-1])
-            drafts.append(self.sampler.draft(logits_NV, seat_N, index_N + step))
-        for sequence, guessed in zip(sequences, torch.stack(drafts, 1).tolist(), strict=True):
-            sequence.drafts = guessed
+            batch = UniformDecodeBatch(slot_N, past_N + step - 1, 1)
+            state_ND, logits_NV = self._extend(batch, state_ND, drafts[-1])
+            drafts.append(self.sampler.draft(logits_NV, slot_N, index_N + step))
+        for sequence, tokens in zip(sequences, torch.stack(drafts, 1).tolist(), strict=True):
+            sequence.drafts = tokens
 
-    def _further(
-        self, asked: UniformDecodeBatch, state_ND: Tensor, token_N: Tensor
+    def _extend(
+        self, batch: UniformDecodeBatch, state_ND: Tensor, token_N: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The states and scores behind one more guessed token."""
+        """MTP states and logits after one more draft token per sequence."""
         if self.graphs is not None:
-            return self.graphs.draft(asked, state_ND, token_N)
-        layout, slot_T = build_attention_metadata(
-            self.cache, PrefillChunks(), asked.slot_B, asked.past_len_B, 1
+            return self.graphs.draft(batch, state_ND, token_N)
+        layout, kv_slot_T = build_attention_metadata(
+            self.cache, PrefillChunks(), batch.slot_B, batch.past_len_B, 1
         )
-        step = self.network.make_context(layout, PagedKVCacheView(self.cache, slot_T, []))
+        step = self.network.make_context(layout, PagedKVCacheView(self.cache, kv_slot_T, []))
         state_ND = self.network.mtp_draft(state_ND, token_N, step)
         return state_ND, self.network.head(state_ND)

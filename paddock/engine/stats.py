@@ -1,7 +1,7 @@
-"""What an engine has done and is doing, in numbers."""
+"""Engine statistics: counters, latency histograms and a snapshot (EngineStats)."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 LATENCY_BUCKETS_S = (
     0.001,
@@ -24,12 +24,12 @@ LATENCY_BUCKETS_S = (
 
 @dataclass(slots=True)
 class Histogram:
-    """How often a value fell at or below each bound; the last count is of what exceeded them all.
+    """Counts of values at or below each bound; the last count is for larger values.
 
     >>> waits = Histogram((1.0, 2.0))
     >>> for seconds in (0.5, 1.0, 9.0):
-    ...     waits.observe_draft(seconds)
-    >>> waits.counts_by_reason, waits.sum
+    ...     waits.add(seconds)
+    >>> waits.counts, waits.sum
     ([2, 0, 1], 10.5)
     """
 
@@ -50,27 +50,26 @@ class Histogram:
 
 @dataclass(slots=True)
 class SpecDecodingStats:
-    """How many drafts were made and kept at each position, the next token's first.
+    """Speculative decoding: (proposed, accepted) draft tokens by draft position.
 
     >>> drafts = SpecDecodingStats()
-    >>> drafts.observe_draft(made=3, kept=1)
-    >>> drafts.observe_draft(made=2, kept=2)
+    >>> drafts.observe_draft(proposed=3, accepted=1)
+    >>> drafts.observe_draft(proposed=2, accepted=2)
     >>> drafts.per_position
     [(2, 2), (2, 1), (1, 0)]
     """
 
     per_position: list[tuple[int, int]] = field(default_factory=list)
 
-    def observe_draft(self, made: int, kept: int) -> None:
-        self.merge(SpecDecodingStats([(1, int(place < kept)) for place in range(made)]))
+    def observe_draft(self, proposed: int, accepted: int) -> None:
+        """Count one draft, of which the first `accepted` tokens were accepted."""
+        self.merge(SpecDecodingStats([(1, int(i < accepted)) for i in range(proposed)]))
 
     def merge(self, other: "SpecDecodingStats") -> None:
         self.per_position += [(0, 0)] * (len(other.per_position) - len(self.per_position))
-        for place, (made, kept) in enumerate(other.per_position):
-            self.per_position[place] = (
-                self.per_position[place][0] + made,
-                self.per_position[place][1] + kept,
-            )
+        for i, (proposed, accepted) in enumerate(other.per_position):
+            total, total_accepted = self.per_position[i]
+            self.per_position[i] = (total + proposed, total_accepted + accepted)
 
     def copy(self) -> "SpecDecodingStats":
         return SpecDecodingStats(list(self.per_position))
@@ -78,33 +77,42 @@ class SpecDecodingStats:
 
 @dataclass(slots=True)
 class CumulativeStats:
-    """What only grows. Kept by the engine's thread."""
+    """Counters that only grow; written by the engine thread."""
 
     requests: int = 0
     finished: int = 0
     aborted: int = 0
     failed: int = 0
     steps: int = 0
-    prompt_tokens: int = 0  # of requests, found in the cache or not
-    prefill_tokens: int = 0  # computed as prompts, those read again after a retraction too
+    prompt_tokens: int = 0  # including tokens found in the prefix cache
+    prefill_tokens: int = 0  # computed in prefill, including recomputation after preemption
     generated_tokens: int = 0
     reasoning_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
-    draft_stats: SpecDecodingStats = field(
-        default_factory=SpecDecodingStats
-    )  # the same, by position
-    verify_steps: int = 0  # sampling steps of requests, whatever they wrote
-    busy_s: float = 0.0  # spent in steps
+    draft_stats: SpecDecodingStats = field(default_factory=SpecDecodingStats)  # by position
+    verify_steps: int = 0  # decode steps, summed over requests
+    busy_s: float = 0.0  # time spent in steps
     queue_time_s: Histogram = field(default_factory=Histogram)
     ttft_s: Histogram = field(default_factory=Histogram)
     inter_token_latency_s: Histogram = field(default_factory=Histogram)
     e2e_latency_s: Histogram = field(default_factory=Histogram)
 
+    def copy(self) -> "CumulativeStats":
+        """A copy that shares no histogram with this one."""
+        return replace(
+            self,
+            draft_stats=self.draft_stats.copy(),
+            queue_time_s=self.queue_time_s.copy(),
+            ttft_s=self.ttft_s.copy(),
+            inter_token_latency_s=self.inter_token_latency_s.copy(),
+            e2e_latency_s=self.e2e_latency_s.copy(),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A moment of an engine: counters so far, and how things stand."""
+    """Snapshot of an engine: cumulative counters and current gauges."""
 
     counters: CumulativeStats
     version: int
@@ -114,27 +122,28 @@ class EngineStats:
     healthy: bool
     pages_total: int
     pages_used: int
-    pages_cached: int  # held by the prefix cache, shared or not
-    pages_evictable: int  # held by the prefix cache alone
+    pages_cached: int  # in the prefix cache, shared or not
+    pages_evictable: int  # in the prefix cache only
     page_size: int
-    running_tokens: int  # of running requests, in the cache
-    waiting_tokens: int  # of waiting requests, still to be read
+    running_tokens: int  # of running requests, in the KV cache
+    waiting_tokens: int  # of waiting requests, still to be prefilled
     prefix_cache_hit_tokens: int  # prompt tokens found in the prefix cache
-    prefix_cache_query_tokens: int  # prompt tokens looked for there
+    prefix_cache_query_tokens: int  # prompt tokens looked up there
     evicted_tokens: int
     preemptions: int
     kv_cache_bytes: int
 
     @property
     def accept_length(self) -> float:
-        """Tokens written for each sampling step of a request; 1 without drafts."""
+        """Generated tokens per decode step of a request; 1 without speculative decoding."""
         return self.counters.generated_tokens / max(1, self.counters.verify_steps)
 
     @property
     def prefix_cache_hit_rate(self) -> float:
+        """Share of prompt tokens found in the prefix cache."""
         return self.prefix_cache_hit_tokens / max(1, self.prefix_cache_query_tokens)
 
     @property
     def kv_cache_usage(self) -> float:
-        """The share of pages that running requests hold."""
+        """Share of KV cache pages held by running requests."""
         return (self.pages_used - self.pages_evictable) / self.pages_total

@@ -1,4 +1,4 @@
-"""Texts that end a reply, wherever its tokens happen to be cut."""
+"""Stop strings, detected across token boundaries."""
 
 from collections.abc import Sequence
 
@@ -6,27 +6,26 @@ from paddock.text import IncrementalDetokenizer, Tokenizer
 
 
 class StopStringChecker:
-    """Reads a reply token by token and says when one of the texts has appeared.
+    """Detokenizes an output incrementally and reports when a stop string has appeared.
 
-    The reply is not trimmed: whoever shows it knows best what to cut away.
+    The output is not trimmed; that is left to the API layer.
     """
 
     def __init__(
         self, texts: Sequence[str], tokenizer: Tokenizer, *, prompt: Sequence[int] = ()
     ) -> None:
         self.texts = tuple(texts)
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, behind=prompt
-        )  # its first blank counts
-        self._longest = max(map(len, texts))
-        self._tail = ""  # the last of what was read, in which a text may have begun
+        # With the prompt as context, a leading space of the first token is kept.
+        self._detokenizer = IncrementalDetokenizer(tokenizer, behind=prompt)
+        self._max_len = max(map(len, texts))
+        self._tail = ""  # end of the text so far, in which a stop string may have begun
 
     def feed(self, token: int, *, heed: bool = True) -> str | None:
-        """The text that `token` completes, the earliest if there are several. Unless heeded, what
-        has been read by now does not count later either."""
+        """The stop string that `token` completes, the earliest if there are several. With `heed`
+        False (below `min_new_tokens`) the text so far can never be part of a match."""
         self._tail += self._detokenizer.push(token)
         found = [(self._tail.find(text), text) for text in self.texts if text in self._tail]
-        self._tail = self._tail[-(self._longest - 1) :] if self._longest > 1 else ""
+        self._tail = self._tail[-(self._max_len - 1) :] if self._max_len > 1 else ""
         if not heed:
             self._tail = ""
             return None

@@ -1,4 +1,4 @@
-"""Asking an engine from asyncio, wherever the engine itself is."""
+"""Asyncio interface of engines: awaited outputs and streams on top of `submit` and `abort`."""
 
 import asyncio
 from collections import deque
@@ -20,17 +20,20 @@ class OutputInbox(Protocol):
 
 
 class StreamBridge:
-    """The base of engines: whole answers and streams, out of `submit` and `abort`."""
+    """Base class of engines: bridges the engine thread and asyncio event loops."""
 
     def __init__(self) -> None:
-        self._mail: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mail] = WeakKeyDictionary()
+        self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = (
+            WeakKeyDictionary()
+        )
 
     def submit(self, request: Request, deliver: OutputCallback, *, streamed: bool = False) -> str:
-        """Hand in a request; returns its id. `deliver` must not block, and gets a delta a step if
-        `streamed`, else the last one alone, or what went wrong."""
+        """Submit a request; returns its id. `deliver` must not block and receives one delta per
+        step if `streamed`, else only the last, or an exception."""
         raise NotImplementedError
 
     def abort(self, request_id: str) -> None:
+        """End a request that `submit` returned the id of. Does not block."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -48,54 +51,54 @@ class StreamBridge:
         self.close()
 
     async def async_generate(self, request: Request) -> RequestOutput:
-        """The answer to one request, in asyncio. Cancelling the task aborts the request."""
-        async with aclosing(self._listen(request, streamed=False)) as deltas:
+        """The output of one request. Cancelling the task aborts the request."""
+        async with aclosing(self._deltas(request, streamed=False)) as deltas:
             async for delta in deltas:
                 if delta.output is not None:
                     return delta.output
-        raise AssertionError("a stream ends with an answer")
+        raise AssertionError("a stream ends with an output")
 
     async def stream(self, request: Request) -> AsyncGenerator[OutputDelta, None]:
-        """What each step adds; the last delta carries the answer. Leaving early aborts it."""
-        async with aclosing(self._listen(request, streamed=True)) as deltas:
+        """Yield the delta of each step; the last one has the output. Leaving early aborts it."""
+        async with aclosing(self._deltas(request, streamed=True)) as deltas:
             async for delta in deltas:
                 yield delta
 
     def deliver_to(self, inbox: OutputInbox) -> OutputCallback:
         """A callback for `submit` that puts each delta into `inbox` in the running event loop."""
         loop = asyncio.get_running_loop()
-        mail = self._mail.setdefault(loop, _Mail())
+        mailbox = self._mailboxes.setdefault(loop, _Mailbox())
 
         def deliver(delta: OutputDelta | Exception) -> None:
-            mail.send(loop, inbox, delta)
+            mailbox.send(loop, inbox, delta)
 
         return deliver
 
-    async def _listen(
+    async def _deltas(
         self, request: Request, *, streamed: bool
     ) -> AsyncGenerator[OutputDelta, None]:
         inbox: asyncio.Queue[OutputDelta | Exception] = asyncio.Queue()
-        name, over = self.submit(request, self.deliver_to(inbox), streamed=streamed), False
+        request_id, finished = self.submit(request, self.deliver_to(inbox), streamed=streamed), False
         try:
-            while not over:
+            while not finished:
                 delta = await inbox.get()
-                over = isinstance(delta, Exception) or delta.output is not None
+                finished = isinstance(delta, Exception) or delta.output is not None
                 if isinstance(delta, Exception):
                     raise delta
                 yield delta
         finally:
-            if not over:
-                self.abort(name)
+            if not finished:
+                self.abort(request_id)
 
 
-class _Mail:
-    """What the engine's thread has for one event loop. The loop is woken once for all that piles up
-    meanwhile: a wake-up costs more than a delta, and lets the loop's thread in between two of them.
+class _Mailbox:
+    """Deltas for one event loop. The loop is woken once for all deltas that accumulate meanwhile: a
+    wake-up costs more than a delta and makes the threads compete for the interpreter lock.
     """
 
     def __init__(self) -> None:
-        self._pile: deque[tuple[OutputInbox, OutputDelta | Exception]] = deque()
-        self._called = False
+        self._pending: deque[tuple[OutputInbox, OutputDelta | Exception]] = deque()
+        self._scheduled = False
 
     def send(
         self,
@@ -105,14 +108,14 @@ class _Mail:
     ) -> None:
         if loop.is_closed():
             return
-        self._pile.append((inbox, delta))
-        if not self._called:
-            self._called = True
+        self._pending.append((inbox, delta))
+        if not self._scheduled:
+            self._scheduled = True
             with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(self._hand_out)
+                loop.call_soon_threadsafe(self._drain)
 
-    def _hand_out(self) -> None:
-        self._called = False  # before looking: who comes later calls again
-        while self._pile:
-            inbox, delta = self._pile.popleft()
+    def _drain(self) -> None:
+        self._scheduled = False  # before draining: later deltas schedule another call
+        while self._pending:
+            inbox, delta = self._pending.popleft()
             inbox.put_nowait(delta)

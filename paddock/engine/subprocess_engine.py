@@ -1,11 +1,11 @@
-"""An engine in a process of its own, so that sampling and learning share no interpreter's lock.
+"""SubprocessEngine: an engine in a child process, so that it does not share the trainer's GIL.
 
-To its owner it looks like an `Engine`. What they say to each other is pickled, several messages at
-a time: both are the same program, and nobody else can reach their pipe. Weights do not go through
-the pipe but lie in memory that both see: shared memory, or the accelerator's, by its handles.
+It has the interface of `Engine`. Messages are pickled in batches over a pipe that only the two
+processes can reach. Weights do not go through the pipe but through shared memory, or the
+accelerator's memory by IPC handles.
 
-A process that dies is noticed at once; what it was asked fails with `EngineFailed`. `revive` starts
-another, which gets the newest weights before anybody may ask it.
+A process that exits is noticed at once; its requests fail with `EngineError`. `restart` starts
+another process, which receives the newest weights before it accepts requests.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-import torch.multiprocessing as multiprocessing  # so that tensors travel by reference
+import torch.multiprocessing as multiprocessing  # sends tensors by reference
 
 from paddock.checkpoint import WeightUpdate
 from paddock.engine.engine import Engine
@@ -38,30 +38,30 @@ from paddock.engine.subprocess_server import (
 
 log = getLogger("paddock.engine")
 
-EXIT_TIMEOUT_S = 10.0  # for a process to end by itself
-STATS_TIMEOUT_S = 5.0  # for it to say how it fares
-MAX_RESTARTS = 3  # processes in a row that die before they are born, and no other is started
+EXIT_TIMEOUT_S = 10.0  # for the process to exit by itself
+STATS_TIMEOUT_S = 5.0  # for a reply to `stats`
+MAX_RESTARTS = 3  # consecutive failed starts before giving up
 
 
 class SubprocessEngine(StreamBridge):
-    """`build` makes the engine over there: a function that pickle finds by its name, or a partial
-    of one. Returns when the engine is there, or raises EngineFailed with what went wrong."""
+    """`build` creates the engine in the child: a picklable function or a partial of one. The
+    constructor returns when the engine is ready and raises EngineError if it cannot start."""
 
     def __init__(self, build: Callable[[], Engine]) -> None:
         super().__init__()
         self._build = build
         self._serial = count()
-        self._lock = Lock()  # of who waits
-        self._pushing = Lock()  # of the newest weights
+        self._lock = Lock()  # of the callbacks and the outgoing messages
+        self._weights_lock = Lock()  # of the newest weights
         self._newest: tuple[list[FlattenedTensorBucket], PauseMode, bool] | None = None
         self._last_stats: EngineStats | None = None
         self._failures = 0
-        self._reviving: Thread | None = None
+        self._restart_thread: Thread | None = None
         self._closed = False
-        self.broken: str | None = "the engine has not begun"
-        self._begin()
+        self.broken: str | None = "the engine has not started"
+        self._start()
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- generation -------------------------------------------------------------------------------
 
     def submit(self, request: Request, deliver: OutputCallback, *, streamed: bool = False) -> str:
         key = next(self._serial)
@@ -70,13 +70,13 @@ class SubprocessEngine(StreamBridge):
         return str(key)
 
     def abort(self, request_id: str) -> None:
-        """Of an id that `submit` returned."""
+        """End a request that `submit` returned the id of."""
         with self._lock:
-            waiting = self._waiting.pop(int(request_id), None)
-        if waiting is not None:
+            callback = self._callbacks.pop(int(request_id), None)
+        if callback is not None:
             self._post(AbortMessage(int(request_id)))
 
-    # --- steering ---------------------------------------------------------------------------------
+    # --- control ----------------------------------------------------------------------------------
 
     def pause(self, mode: PauseMode = "abort") -> None:
         self._call("pause", mode).result()
@@ -85,8 +85,7 @@ class SubprocessEngine(StreamBridge):
         self._call("resume").result()
 
     def stats(self) -> EngineStats:
-        """Numbers of this moment; the last ones, from when it lived, while it does not live or
-        does not answer."""
+        """Current statistics; the last known ones while the process is down or does not answer."""
         try:
             self._last_stats = self._call("stats").result(STATS_TIMEOUT_S)
         except (EngineError, TimeoutError):
@@ -96,7 +95,7 @@ class SubprocessEngine(StreamBridge):
         return self._last_stats
 
     def stats_future(self) -> "Future[EngineStats]":
-        """Those of this moment, without waiting for them."""
+        """Current statistics, without blocking."""
         return self._call("stats")
 
     def audit(self) -> list[str]:
@@ -104,35 +103,35 @@ class SubprocessEngine(StreamBridge):
 
     def update_weights(
         self,
-        parcels: Iterable[WeightUpdate],
+        updates: Iterable[WeightUpdate],
         mode: PauseMode = "in_place",
         *,
         verify: bool = False,
         patience_s: float | None = None,
     ) -> None:
-        """A whole version; returns when it serves. With `verify` every tensor is compared with
-        what was sent. An engine that is not alive has it when it is again; one that lives and has
-        not taken it within `patience_s` is an EngineFailed."""
-        bundles = [FlattenedTensorBucket.from_update(parcel) for parcel in parcels]
-        with self._pushing:
-            self._newest = (bundles, mode, verify)
+        """Weight update with a full version; returns when it is in service. With `verify` every
+        tensor is compared with what was sent. If the process is down, it gets the weights when it
+        restarts; if it does not apply them within `patience_s`, this raises EngineError."""
+        buckets = [FlattenedTensorBucket.from_update(update) for update in updates]
+        with self._weights_lock:
+            self._newest = (buckets, mode, verify)
             if self.broken is None:
                 try:
-                    self._call("publish", *self._newest).result(patience_s)
+                    self._call("update_weights", *self._newest).result(patience_s)
                 except TimeoutError:
-                    version = bundles[0].version if bundles else "?"
+                    version = buckets[0].version if buckets else "?"
                     raise EngineError(
-                        f"the engine's process {self.pid} has not taken version {version} within"
-                        f" {patience_s:g} s: it is stopped, or hangs"
+                        f"engine process {self.pid} has not applied weight version {version} within"
+                        f" {patience_s:g} s: it is stopped or hangs"
                     ) from None
                 except EngineError:
                     if self.broken is None:
                         raise
 
     async def check_health(self) -> bool:
-        """Whether it answers."""
+        """Whether the process answers and is healthy."""
         try:
-            return bool(await asyncio.wrap_future(self._call("beats")))
+            return bool(await asyncio.wrap_future(self._call("check_health")))
         except EngineError:
             return False
 
@@ -142,50 +141,53 @@ class SubprocessEngine(StreamBridge):
 
     @property
     def pid(self) -> int:
-        """Of the process there is now."""
+        """Process id of the child."""
         assert self._process.pid is not None
         return self._process.pid
 
     @property
     def gave_up(self) -> bool:
-        """Whether no other process is started any more."""
+        """Whether MAX_RESTARTS starts failed in a row, after which none is tried."""
         return self._failures >= MAX_RESTARTS
 
     def restart_async(self) -> None:
-        """Start another process if this one is gone and none is on its way. Does not block."""
+        """Restart the process in the background if it is down. Does not block."""
         if self.broken is None or self.gave_up or self._closed:
             return
-        if self._reviving is None or not self._reviving.is_alive():
-            self._reviving = Thread(target=self.restart, name="paddock-revive", daemon=True)
-            self._reviving.start()
+        if self._restart_thread is None or not self._restart_thread.is_alive():
+            self._restart_thread = Thread(target=self.restart, name="paddock-restart", daemon=True)
+            self._restart_thread.start()
 
     def restart(self) -> None:
-        """Start another process, and give it the newest weights."""
+        """Start a new process and send it the newest weights."""
         self._end_process()
         try:
-            self._begin()
+            self._start()
         except Exception as error:
             self._failures += 1
             self._break(f"{error}")
-            log.warning("an engine's process could not be started anew: %s", error)
+            log.warning("could not restart the engine process: %s", error)
 
     def close(self) -> None:
-        """End every request and the process. Further requests are refused."""
+        """End all requests and the process. Further requests are rejected."""
         self._closed = True
         self._break("the engine was closed")
         self._end_process()
 
-    # --- within -----------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, child_pipe = context.Pipe()
         self._process = context.Process(
-            target=run_engine_server, args=(theirs, self._build), name="paddock-engine", daemon=True
+            target=run_engine_server,
+            args=(child_pipe, self._build),
+            name="paddock-engine",
+            daemon=True,
         )
         self._process.start()
-        theirs.close()
-        self._waiting: dict[int, OutputCallback] = {}
+        child_pipe.close()
+        self._callbacks: dict[int, OutputCallback] = {}
         self._out: list[SubmitMessage | AbortMessage | CallMessage] = []
         self._flushing = False
         self._outbox: SimpleQueue[list[Any] | None] = SimpleQueue()
@@ -196,55 +198,55 @@ class SubprocessEngine(StreamBridge):
             daemon=True,
         ).start()
         try:
-            born = self._pipe.recv()
+            ready = self._pipe.recv()
         except (EOFError, OSError):
-            born = EngineError(f"the engine's process {self._how_it_ended()} before it began")
-        if isinstance(born, Exception):
+            ready = EngineError(f"the engine process {self._exit_reason()} before it was ready")
+        if isinstance(ready, Exception):
             self._end_process()
-            self.broken = str(born)
-            raise born
-        self.capacity: KVCacheConfig = born
+            self.broken = str(ready)
+            raise ready
+        self.capacity: KVCacheConfig = ready
         Thread(target=self._read, args=(self._pipe,), name="paddock-pipe", daemon=True).start()
-        with self._pushing:
+        with self._weights_lock:
             if self._newest is not None:
-                self._call("publish", *self._newest, unborn=True).result()
+                self._call("update_weights", *self._newest, starting=True).result()
             with self._lock:
                 self.broken = None
-            if not self._process.is_alive():  # and was seen to die before that line
-                raise EngineError(f"the engine's process {self._how_it_ended()}")
+            if not self._process.is_alive():  # exited before `broken` was reset
+                raise EngineError(f"the engine process {self._exit_reason()}")
             self._failures = 0
 
-    def _expect(self, key: int, deliver: OutputCallback, unborn: bool = False) -> None:
+    def _expect(self, key: int, deliver: OutputCallback, starting: bool = False) -> None:
         with self._lock:
-            if self.broken is not None and not unborn:
+            if self.broken is not None and not starting:
                 if self.gave_up:
                     raise RuntimeError(
-                        f"the engine's process died {MAX_RESTARTS} times: {self.broken}"
+                        f"the engine process failed to start {MAX_RESTARTS} times: {self.broken}"
                     )
                 raise EngineError(self.broken)
-            self._waiting[key] = deliver
+            self._callbacks[key] = deliver
 
-    def _call(self, what: str, *arguments: Any, unborn: bool = False) -> "Future[Any]":
-        """A method of the child's; the future is set when it returns."""
+    def _call(self, method: str, *arguments: Any, starting: bool = False) -> "Future[Any]":
+        """Call a method of the child's EngineServer; the future gets its result."""
         future: Future[Any] = Future()
 
         def deliver(found: Any) -> None:
             if not future.set_running_or_notify_cancel():
-                return  # whoever called has lost patience
+                return  # the caller has given up
             if isinstance(found, Exception):
                 future.set_exception(found)
             else:
                 future.set_result(found.value)
 
         key = next(self._serial)
-        self._expect(key, deliver, unborn)
+        self._expect(key, deliver, starting)
         with self._lock:
-            self._out.append(CallMessage(key, what, arguments))
-        self._flush()  # at once: whoever calls may wait on an event loop's own thread
+            self._out.append(CallMessage(key, method, arguments))
+        self._flush()  # at once: the caller may block the event loop's thread
         return future
 
     def _post(self, message: SubmitMessage | AbortMessage) -> None:
-        """What an event loop posts in one turn goes out together."""
+        """Queue a message; messages of one event-loop iteration are sent together."""
         with self._lock:
             self._out.append(message)
         try:
@@ -265,13 +267,13 @@ class SubprocessEngine(StreamBridge):
                 self._outbox.put(messages)
 
     def _write(self, pipe: Connection, outbox: "SimpleQueue[list[Any] | None]") -> None:
-        """On a thread of its own: a process that stands still does not empty its pipe, and an
-        event loop that waited for it would keep no deadline."""
+        """Send on a separate thread: a stopped process does not drain its pipe, and an event loop
+        that blocked on it would miss its deadlines."""
         while True:
             messages = outbox.get()
             try:
                 pipe.send(messages)
-            except (OSError, ValueError):  # closed: whoever reads tells those who wait
+            except (OSError, ValueError):  # closed: the reader thread fails the pending requests
                 return
             if messages is None:
                 return
@@ -279,35 +281,35 @@ class SubprocessEngine(StreamBridge):
     def _read(self, pipe: Connection) -> None:
         while True:
             try:
-                arrived = pipe.recv()
+                received = pipe.recv()
             except (EOFError, OSError):
                 break
-            for key, found in arrived:
-                over = not isinstance(found, OutputDelta) or found.output is not None
+            for key, found in received:
+                last = not isinstance(found, OutputDelta) or found.output is not None
                 with self._lock:
-                    take = self._waiting.pop(key, None) if over else self._waiting.get(key)
-                if take is not None and not _taken(take, found) and not over:
+                    callback = self._callbacks.pop(key, None) if last else self._callbacks.get(key)
+                if callback is not None and not _deliver(callback, found) and not last:
                     self.abort(str(key))
         if pipe is self._pipe and not self._closed:
-            self._break(f"the engine's process {self._how_it_ended()}")
+            self._break(f"the engine process {self._exit_reason()}")
 
     def _break(self, why: str) -> None:
         with self._lock:
             self.broken = why
-            waiting, self._waiting = self._waiting, {}
+            callbacks, self._callbacks = self._callbacks, {}
             self._out.clear()
-        for take in waiting.values():
-            _taken(take, EngineError(why))
+        for callback in callbacks.values():
+            _deliver(callback, EngineError(why))
 
-    def _how_it_ended(self) -> str:
+    def _exit_reason(self) -> str:
         self._process.join(EXIT_TIMEOUT_S)
         code = self._process.exitcode
         if code is not None and code < 0:
             return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with code {code}"
+        return f"exited with code {code}"
 
     def _end_process(self) -> None:
-        self._outbox.put(None)  # closing is not heard there while this end is being read from
+        self._outbox.put(None)  # the child does not see a close while this end is being read
         self._process.join(EXIT_TIMEOUT_S)
         if self._process.is_alive():
             self._process.kill()
@@ -315,11 +317,11 @@ class SubprocessEngine(StreamBridge):
         self._pipe.close()
 
 
-def _taken(take: OutputCallback, found: Any) -> bool:
-    """A client that fails to take what it asked for is no reason for the others to suffer."""
+def _deliver(callback: OutputCallback, found: Any) -> bool:
+    """Call the callback; False if it raises, which must not affect other requests."""
     try:
-        take(found)
+        callback(found)
     except Exception:
-        log.exception("a client could not take what it was sent")
+        log.exception("the output callback raised")
         return False
     return True

@@ -1,4 +1,4 @@
-"""The far end of an `EngineApart`: what is said through the pipe, and the process that hears it."""
+"""Child process of a SubprocessEngine: pipe messages and the server loop."""
 
 import gc
 import signal
@@ -33,27 +33,27 @@ from paddock.records import Completion, SamplingParams, Segment
 
 log = getLogger("paddock.engine")
 
-ALIGNMENT_BYTES = 16  # bytes
+ALIGNMENT_BYTES = 16  # of each tensor in a bucket
 
 
-def _travels_fast(kind: type) -> None:
-    """Records go by their fields' values: what dataclasses with slots do by themselves takes three
-    times as long, and a batch is hundreds of them."""
+def _register_fast_pickle(kind: type) -> None:
+    """Pickle a record by its field values: the default of dataclasses with slots takes three times
+    as long, and a batch has hundreds of them."""
     names = [field.name for field in fields(kind)]
     values = attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
     ForkingPickler.register(kind, lambda record: (_record, (kind, values(record))))
 
 
 def _record(kind: type, values: tuple[Any, ...]) -> Any:
-    """As it was: nothing is checked or made anew."""
-    made: Any = object.__new__(kind)
+    """Rebuild a pickled record without validating it again."""
+    record: Any = object.__new__(kind)
     for name, value in zip(kind.__slots__, values, strict=True):  # type: ignore[attr-defined]
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(record, name, value)
+    return record
 
 
 for _kind in (Request, SamplingParams, OutputDelta, RequestOutput, Completion, Segment):
-    _travels_fast(_kind)
+    _register_fast_pickle(_kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class AbortMessage:
 @dataclass(frozen=True, slots=True)
 class CallMessage:
     key: int
-    method: str  # a method of Child
+    method: str  # of EngineServer
     arguments: tuple[Any, ...]
 
 
@@ -82,34 +82,34 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlattenedTensorBucket:
-    """A parcel in one piece of memory, which another process can be shown."""
+    """A WeightUpdate flattened into one tensor that can be shared with another process."""
 
     version: int
     flattened_N: Tensor
-    metadata: tuple[
-        tuple[str, torch.dtype, tuple[int, ...], int], ...
-    ]  # name, dtype, shape, offset
+    # Of each tensor: name, dtype, shape, offset.
+    metadata: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
 
     @classmethod
-    def from_update(cls, parcel: WeightUpdate) -> Self:
-        places, size, device = [], 0, torch.device("cpu")
-        for name, tensor in parcel.tensors.items():
-            places.append((name, tensor.dtype, tuple(tensor.shape), size))
+    def from_update(cls, update: WeightUpdate) -> Self:
+        """Copy the tensors of an update into shared (CPU) or device memory."""
+        metadata, size, device = [], 0, torch.device("cpu")
+        for name, tensor in update.tensors.items():
+            metadata.append((name, tensor.dtype, tuple(tensor.shape), size))
             size += -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             device = tensor.device
-        bytes_N = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
+        flattened_N = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
         if device.type == "cpu":
-            bytes_N.share_memory_()
-        bundle = cls(parcel.version, bytes_N, tuple(places))
+            flattened_N.share_memory_()
+        bucket = cls(update.version, flattened_N, tuple(metadata))
         with torch.no_grad():
-            for name, view in bundle.tensors().items():
-                view.copy_(parcel.tensors[name])
+            for name, view in bucket.tensors().items():
+                view.copy_(update.tensors[name])
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-        return bundle
+        return bucket
 
     def tensors(self) -> dict[str, Tensor]:
-        """Views of the one piece."""
+        """The tensors by name, as views of the flattened one."""
         found = {}
         for name, dtype, shape, offset in self.metadata:
             size = torch.Size(shape).numel() * dtype.itemsize
@@ -118,9 +118,9 @@ class FlattenedTensorBucket:
 
 
 def run_engine_server(pipe: Connection, build: Callable[[], Engine]) -> None:
-    """The child's whole life: until its owner closes the pipe, or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner ends it
-    # A daemon may have no children, but the workers that compile grammars end with it anyway.
+    """Main function of the child process: runs until the parent closes the pipe or exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    # A daemon may not have children, but the grammar workers exit with it anyway.
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         engine = build()
@@ -130,20 +130,22 @@ def run_engine_server(pipe: Connection, build: Callable[[], Engine]) -> None:
         return
     pipe.send(engine.capacity)
     gc.collect()
-    gc.freeze()  # or all that was loaded is looked through again and again, while requests wait
+    gc.freeze()  # keep later collections from scanning everything loaded so far
     with engine:
         EngineServer(pipe, engine).run()
     gc.unfreeze()
 
 
 class EngineServer:
+    """Serves the messages of a SubprocessEngine. Public methods are called by name."""
+
     def __init__(self, pipe: Connection, engine: Engine) -> None:
-        self.pipe, self.engine, self.reload = pipe, engine, EngineWeightUpdater(engine)
-        self._names: dict[int, str] = {}  # of requests, as the engine calls them
+        self.pipe, self.engine, self.weight_updater = pipe, engine, EngineWeightUpdater(engine)
+        self._names: dict[int, str] = {}  # engine request ids by message key
         self._outbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-        self._chores = ThreadPoolExecutor(1)  # calls, in turn, while requests come in
-        self._compiling = ThreadPoolExecutor(80)  # requests with a grammar, while others come in
-        self._left: dict[int, Event] = {}  # set when nobody waits for such a request any more
+        self._calls = ThreadPoolExecutor(1)  # method calls, in order, while requests arrive
+        self._compiling = ThreadPoolExecutor(80)  # requests with a grammar, while others arrive
+        self._cancelled: dict[int, Event] = {}  # of requests whose grammar is being compiled
 
     def run(self) -> None:
         Thread(target=self._send, daemon=True).start()
@@ -157,55 +159,57 @@ class EngineServer:
             for message in messages:
                 match message:
                     case SubmitMessage() if message.request.sampling_params.grammar is not None:
-                        self._left[message.key] = Event()
-                        self._compiling.submit(self._ask, message)
+                        self._cancelled[message.key] = Event()
+                        self._compiling.submit(self._submit, message)
                     case SubmitMessage():
-                        self._ask(message)
+                        self._submit(message)
                     case AbortMessage(key):
                         self._abort(key)
-                    case CallMessage(key, "beats"):
+                    case CallMessage(key, "check_health"):
                         self._outbox.put((key, CallResult(self.engine.healthy)))
                     case CallMessage():
-                        self._chores.submit(self._do, message)
+                        self._calls.submit(self._call, message)
 
     def _abort(self, key: int) -> None:
-        left = self._left.get(key)
-        if left is not None:
-            left.set()
+        cancelled = self._cancelled.get(key)
+        if cancelled is not None:
+            cancelled.set()
         self.engine.abort(self._names.get(key, ""))
 
-    def _ask(self, asked: SubmitMessage) -> None:
+    def _submit(self, message: SubmitMessage) -> None:
         def deliver(delta: OutputDelta | Exception) -> None:
             if isinstance(delta, Exception) or delta.output is not None:
-                self._names.pop(asked.key, None)
-            self._outbox.put((asked.key, delta))
+                self._names.pop(message.key, None)
+            self._outbox.put((message.key, delta))
 
         try:
-            self._names[asked.key] = ""  # it may be over before `submit` returns
-            left = self._left.get(asked.key)
-            name = self.engine.submit(asked.request, deliver, streamed=asked.stream, cancelled=left)
+            self._names[message.key] = ""  # it may finish before `submit` returns
+            cancelled = self._cancelled.get(message.key)
+            name = self.engine.submit(
+                message.request, deliver, streamed=message.stream, cancelled=cancelled
+            )
         except (InvalidRequestError, EngineError) as error:
             deliver(error)
             return
         finally:
-            self._left.pop(asked.key, None)
-        if asked.key in self._names:
-            self._names[asked.key] = name
-        if left is not None and left.is_set():  # it may have come before the name
+            self._cancelled.pop(message.key, None)
+        if message.key in self._names:
+            self._names[message.key] = name
+        if cancelled is not None and cancelled.is_set():  # possibly before the id was known
             self.engine.abort(name)
 
-    def _do(self, called: CallMessage) -> None:
+    def _call(self, call: CallMessage) -> None:
         try:
-            found: Any = CallResult(getattr(self, called.method)(*called.arguments))
+            found: Any = CallResult(getattr(self, call.method)(*call.arguments))
         except (CheckpointError, InvalidRequestError, EngineError) as error:
             found = type(error)(str(error))
         except Exception as error:
-            log.exception("%s failed", called.method)
-            found = EngineError(f"{called.method}: {type(error).__name__}: {error}")
-        self._outbox.put((called.key, found))
+            log.exception("%s failed", call.method)
+            found = EngineError(f"{call.method}: {type(error).__name__}: {error}")
+        self._outbox.put((call.key, found))
 
     def _send(self) -> None:
-        """Everything there is, at once."""
+        """Send all pending messages in one batch."""
         while True:
             messages = [self._outbox.get()]
             try:
@@ -218,7 +222,7 @@ class EngineServer:
             except OSError:
                 return
 
-    # --- what may be called -----------------------------------------------------------------------
+    # --- methods for CallMessage ------------------------------------------------------------------
 
     def pause(self, mode: PauseMode) -> None:
         self.engine.pause(mode)
@@ -233,9 +237,9 @@ class EngineServer:
         return self.engine.audit()
 
     def update_weights(
-        self, bundles: list[FlattenedTensorBucket], mode: PauseMode, verify: bool
+        self, buckets: list[FlattenedTensorBucket], mode: PauseMode, verify: bool
     ) -> None:
-        parcels = [WeightUpdate(bundle.version, bundle.tensors()) for bundle in bundles]
-        self.reload.weight_publisher(mode)(parcels)
+        updates = [WeightUpdate(bucket.version, bucket.tensors()) for bucket in buckets]
+        self.weight_updater.weight_publisher(mode)(updates)
         if verify:
-            self.reload.verify(parcels)
+            self.weight_updater.verify(updates)

@@ -1,4 +1,4 @@
-"""How long a reply may think: a budget of reasoning tokens, after which </think> is put there."""
+"""Reasoning-token budget: counts reasoning tokens and forces </think> when it is used up."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -8,10 +8,10 @@ from paddock.text import SpecialToken, SpecialTokenIds
 
 
 class ThinkingBudget:
-    """Whether a reply is thinking, and how much it has thought.
+    """Whether an output is in its reasoning section, and how long that is.
 
-    Thinking begins with <think>, in the prompt or in the reply, and ends with </think> or, since a
-    call is no thought, with <tool_call>. A role in the prompt ends whatever was open before it.
+    Reasoning begins with <think>, in the prompt or the output, and ends with </think> or
+    <tool_call>. A role token in the prompt ends a section that was open before it.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class ThinkingBudget:
         self.open_id, self.close_id, self.budget = open_id, close_id, budget
         self.call_id = call_id
         self.is_open = is_open
-        self.tokens = 0  # of reasoning, in the reply, without the two that mark it
+        self.tokens = 0  # reasoning tokens of the output, without <think> and </think>
 
     @classmethod
     def from_prompt(
@@ -37,7 +37,7 @@ class ThinkingBudget:
         budget: int | None,
         is_open: bool | None = None,
     ) -> Self | None:
-        """What a reply to this prompt starts with; None if the tokenizer knows no thinking."""
+        """The initial state after this prompt; None if the tokenizer has no <think> tokens."""
         if SpecialToken.THINK_OPEN not in specials or SpecialToken.THINK_CLOSE not in specials:
             return None
         open_id, close_id = specials[SpecialToken.THINK_OPEN], specials[SpecialToken.THINK_CLOSE]
@@ -47,7 +47,7 @@ class ThinkingBudget:
         return cls(open_id, close_id, is_open=is_open, budget=budget, call_id=call_id)
 
     def feed(self, token: int) -> None:
-        """The reply goes on with `token`."""
+        """Account for the next output token."""
         if self.is_open:
             self.is_open = token not in (self.close_id, self.call_id)
             self.tokens += self.is_open
@@ -56,11 +56,11 @@ class ThinkingBudget:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the next token has to be </think>."""
+        """Whether the next token must be </think>."""
         return self.is_open and self.budget is not None and self.tokens >= self.budget
 
     def forced_rows(self, drafts: Sequence[int]) -> list[int]:
-        """Of the rows that follow 0, 1, ... of the drafts, those whose token must be </think>."""
+        """The rows (after 0, 1, ... draft tokens) whose token must be </think>."""
         if self.budget is None:
             return []
         ahead = copy(self)

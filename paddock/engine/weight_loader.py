@@ -1,4 +1,4 @@
-"""Weights on their way into a network that serves: checked, gathered, then written at once."""
+"""Weight loaders: validate new weights, stage them, and copy them into the serving model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in safetensors_fold
 
 
 class TensorMetadata(Protocol):
-    """A tensor that is about to be broadcast, by its released name."""
+    """Name (as released), dtype and shape of a tensor about to be broadcast."""
 
     @property
     def name(self) -> str: ...
@@ -35,16 +35,16 @@ class TensorMetadata(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdateStats:
-    """One change of weights, once it is done."""
+    """Statistics of one finished weight update."""
 
     version: int
     tensors: int
     bytes: int
-    paused_s: float  # in which no step could be taken: the copy, not what came before it
+    paused_s: float  # time without steps: the copy only, not the transfer before it
 
 
 class WeightReceiver:
-    """Where each released tensor lies in the network that serves, and what may be put there."""
+    """The serving model's tensors by released name: validates new values and writes them."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.config = engine, engine.config
@@ -52,19 +52,24 @@ class WeightReceiver:
             lambda n: dict(iter_released_tensors(n))
         ).result()
         self.device = next(iter(self.tensors.values())).device
-        self._blueprint = meta_model(engine.config)
+        self._meta_model = meta_model(engine.config)
 
     def validate(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those that have a place, once all were found to be right."""
+        """Check names, shapes, dtypes and values; returns the tensors that the model has.
+
+        Raises CheckpointError.
+        """
         for name, tensor in tensors.items():
             if tensor.dtype not in safetensors_folder.FLOAT_DTYPES:
-                raise CheckpointError(f"tensor '{name}' is {tensor.dtype}; known: {[*DTYPES]}")
-        # The wire's own checks; what is copied into a blueprint goes nowhere.
-        load_weights(self._blueprint, tensors, whole=False)
+                raise CheckpointError(
+                    f"tensor '{name}' is {tensor.dtype}; expected one of {[*DTYPES]}"
+                )
+        # Checked by loading into a meta model, which copies nothing.
+        load_weights(self._meta_model, tensors, whole=False)
         return {name: tensor for name, tensor in tensors.items() if name in self.tensors}
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """On the engine's thread, between two steps."""
+        """Copy into the model; call it on the engine thread, between two steps."""
         with torch.no_grad():
             for name, tensor in tensors.items():
                 self.tensors[name].copy_(tensor)
@@ -72,69 +77,71 @@ class WeightReceiver:
             torch.accelerator.synchronize(self.device)
 
     def missing(self, names: set[str]) -> list[str]:
-        """What a whole version lacks; the MTP layer only if part of it is there."""
-        whole = any(tensor_names.is_mtp(name, self.config) for name in names)
-        wanted = (
-            name for name in self.tensors if whole or not tensor_names.is_mtp(name, self.config)
+        """Tensors that a full version lacks. The MTP layer may be absent as a whole."""
+        with_mtp = any(tensor_names.is_mtp(name, self.config) for name in names)
+        required = (
+            name for name in self.tensors if with_mtp or not tensor_names.is_mtp(name, self.config)
         )
-        return [name for name in wanted if name not in names]
+        return [name for name in required if name not in names]
 
     def allocate_buffers(
         self, tensors: Sequence[TensorMetadata], device: torch.device
     ) -> list[Tensor]:
-        """Memory for what is about to come, if it could be weights of this network at all."""
+        """Receive buffers for a broadcast; rejects what cannot be weights of this model."""
         dtypes = [DTYPES.get(each.dtype.removeprefix("torch.")) for each in tensors]
         for each, dtype in zip(tensors, dtypes, strict=True):
             if dtype is None:
-                raise CheckpointError(f"tensor '{each.name}' is {each.dtype}; known: {[*DTYPES]}")
+                raise CheckpointError(
+                    f"tensor '{each.name}' is {each.dtype}; expected one of {[*DTYPES]}"
+                )
             if any(size < 0 for size in each.shape):
                 raise CheckpointError(f"tensor '{each.name}' cannot have shape {each.shape}")
-        coming = sum(prod(each.shape) for each in tensors)
-        known = sum(place.numel() for place in self.tensors.values())
-        if coming > 2 * known:  # a checkpoint may carry some twice, but not more
-            raise CheckpointError(f"{coming:,} numbers are too many: the network has {known:,}")
+        incoming = sum(prod(each.shape) for each in tensors)
+        known = sum(tensor.numel() for tensor in self.tensors.values())
+        if incoming > 2 * known:  # tied tensors may be sent twice, but nothing more often
+            raise CheckpointError(f"{incoming:,} values are too many: the model has {known:,}")
         rows = zip(tensors, dtypes, strict=True)
         return [torch.empty(each.shape, dtype=dtype, device=device) for each, dtype in rows]
 
 
 class StagedWeightLoader:
-    """Weights on their way in, gathered beside those that serve."""
+    """Stages a weight update in a second copy, then writes it between two steps."""
 
-    def __init__(self, places: WeightReceiver) -> None:
+    def __init__(self, receiver: WeightReceiver) -> None:
         self.names: set[str] = set()
-        self.running = 0  # requests, when it began to serve
+        self.running = 0  # running requests when the update was applied
         self.paused_s = 0.0
         self._bytes = 0
-        self._places = places
+        self._receiver = receiver
         self._staged: dict[str, Tensor] = {}
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Some more tensors, by released name."""
-        for name, tensor in self._places.validate(tensors).items():
+        """Validate and stage some tensors, by released name."""
+        for name, tensor in self._receiver.validate(tensors).items():
             self.add_validated(name, tensor)
 
     def add_validated(self, name: str, tensor: Tensor) -> None:
-        """One more, known to be right. It is copied: a trainer may gather the next in the same
-        memory, a file may be written over."""
-        self._keep(name, tensor.detach().to(self._places.tensors[name], copy=True))
+        """Stage a tensor that is already validated. It is copied: the trainer may reuse its buffer
+        and a memory-mapped file may be overwritten."""
+        self._stage(name, tensor.detach().to(self._receiver.tensors[name], copy=True))
 
     def add_without_copy(self, tensors: Mapping[str, Tensor]) -> None:
-        """As `add`, without a copy, of tensors that nobody changes before they serve."""
-        for name, tensor in self._places.validate(tensors).items():
-            self._keep(name, tensor.detach().to(self._places.tensors[name]))
+        """As `add`, without a copy; the tensors must not change until they are applied."""
+        for name, tensor in self._receiver.validate(tensors).items():
+            self._stage(name, tensor.detach().to(self._receiver.tensors[name]))
 
-    def _keep(self, name: str, staged: Tensor) -> None:
+    def _stage(self, name: str, staged: Tensor) -> None:
         if name in self.names:
-            raise CheckpointError(f"tensor '{name}' came twice")
+            raise CheckpointError(f"tensor '{name}' was sent twice")
         self.names.add(name)
         self._staged[name] = staged
         self._bytes += staged.nbytes
 
     def write(self) -> None:
-        """What is gathered goes to its place, on the engine's thread."""
-        clock = self._places.engine.clock
+        """Write the staged tensors into the model, on the engine thread."""
+        clock = self._receiver.engine.clock
         started = clock()
-        self._places.write(self._staged)
+        self._receiver.write(self._staged)
         self._staged.clear()
         self.paused_s += clock() - started
 
@@ -149,15 +156,15 @@ class StagedWeightLoader:
 
 
 class InPlaceWeightLoader(StagedWeightLoader):
-    """The same without a second copy: written as it comes, while the engine pauses."""
+    """Writes tensors as they arrive, without a second copy; the engine is paused meanwhile."""
 
-    def _keep(self, name: str, staged: Tensor) -> None:
-        super()._keep(name, staged)
-        self._places.engine.run_between_steps(lambda _: self.write()).result()
+    def _stage(self, name: str, staged: Tensor) -> None:
+        super()._stage(name, staged)
+        self._receiver.engine.run_between_steps(lambda _: self.write()).result()
 
     @contextmanager
     def staging(self) -> Iterator[StagedWeightLoader]:
-        engine = self._places.engine
+        engine = self._receiver.engine
         was_paused, started = engine.stats().paused, engine.clock()
         engine.pause("in_place")
         try:
@@ -168,8 +175,8 @@ class InPlaceWeightLoader(StagedWeightLoader):
             if not self.names or not isinstance(error, ValueError):
                 raise
             raise CheckpointError(
-                f"{error}; {len(self.names)} tensors came before it and stay; the engine is paused "
-                "and may go on after a whole version has come"
+                f"{error}; {len(self.names)} earlier tensors stay; the engine is paused: send a "
+                "full version before resuming it"
             ) from error
         if not was_paused:
             engine.resume()

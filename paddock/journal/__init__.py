@@ -1,12 +1,12 @@
-"""What a run writes down, line by line, for those who watch it or come after it.
+"""Run logs: metrics and events as JSON lines, and the rollout ledger in SQLite.
 
-rollout_codec.py  an attempt as bytes and back
-sqlite.py    a SQLite connection whose errors name the file and say what to do
-journal.py   metrics and events of a run folder
-ledger.py    every group of attempts that was issued, and how it ended
-token_records.py  what the trainer made of an attempt's tokens
-jsonl.py     files of JSON lines that only grow, and reading them meanwhile
-ledger_view.py  a ledger for those who only look
+journal.py        Journal: metrics.jsonl, events.jsonl and further logs of a run folder
+jsonl.py          append-only JSON-lines files and concurrent reading
+ledger.py         Ledger: every group that was issued, its rollouts and how it ended
+ledger_view.py    LedgerView: read-only access to a ledger, for dashboards
+rollout_codec.py  binary encoding of a rollout's trajectories
+sqlite.py         SQLite connection whose errors name the file and the remedy
+token_records.py  per-token training statistics of a branch
 """
 
 from paddock.journal.journal import EVENTS_FILE, LEDGER_FILE, METRICS_FILE, Journal

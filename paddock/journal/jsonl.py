@@ -1,8 +1,8 @@
-"""Files of JSON lines that only grow, and reading them meanwhile.
+"""Append-only JSON-lines files that can be read while they are written.
 
-Each line is one write, so a writer that is killed has written all of a line or none of it, except
-in the middle of a long one, and after a power cut. What is torn then is the last line: readers
-stop before it, and the next writer takes it out.
+Each line is one `write` call, so a killed writer leaves a whole line or none, except within a very
+long line or after a power cut. Then the last line is torn: readers stop before it, and the next
+writer removes it.
 """
 
 import errno
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class JsonlWriter:
-    """The writer of a file, which must have no other; `torn_bytes` is what it found to repair."""
+    """The only writer of a file; `torn_bytes` is the length of the torn line it removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,21 +26,23 @@ class JsonlWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write one line. It outlives this process at once, and a power cut from `sync` on."""
+        """Write one line. It survives the process at once, and a power cut after `sync`."""
         line = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
-        with self._named():
+        with self._file_errors():
             written = os.write(self._descriptor, line)
         if written < len(line):
-            self.close()  # or the next line would be glued to this one
-            raise OSError(errno.ENOSPC, "no room for a whole line", str(self.path))
+            self.close()  # or the next line would continue this one
+            raise OSError(
+                errno.ENOSPC, "the disk is full: a line was written in part", str(self.path)
+            )
 
     def sync(self) -> None:
-        with self._named():
+        with self._file_errors():
             os.fsync(self._descriptor)
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """What the system says of a descriptor, said of the file."""
+    def _file_errors(self) -> Iterator[None]:
+        """Add the file name to OS errors, which only know the descriptor."""
         try:
             yield
         except OSError as error:
@@ -50,14 +52,14 @@ class JsonlWriter:
         if self._descriptor >= 0:
             self.sync()
             os.close(self._descriptor)
-            self._descriptor = -1  # the number will soon be another file's
+            self._descriptor = -1  # the OS reuses the number for another file
 
 
 def follow(path: str | Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """The complete records from byte `offset` on, each with the offset at which to go on after it.
+    """Yield the complete records from byte `offset` on, each with the offset of the next one.
 
-    Ends where the file ends today, before a line still being written; a file that does not exist
-    yet has no records. To keep watching, call it again and again:
+    Ends at the end of the file, before a line that is still being written; a file that does not
+    exist yet has no records. To follow a growing file, call it repeatedly:
 
         for record, offset in follow(path, offset): ...
     """
@@ -73,29 +75,29 @@ def follow(path: str | Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], 
 
 
 def _repair(path: Path) -> int:
-    """Take out what follows the last newline; returns its length.
+    """Remove what follows the last newline and return its length.
 
-    The file is replaced, not shortened: a reader in the middle of the torn line would glue it to
-    the line that comes next, and read what nobody wrote.
+    The file is replaced, not truncated: a reader in the middle of the torn line would otherwise
+    join it with the next line.
     """
     size = path.stat().st_size if path.exists() else 0
     if size == 0:
         return 0
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        whole = content.rfind(b"\n") + 1
-    if whole < size:
+        complete = content.rfind(b"\n") + 1
+    if complete < size:
         repaired = path.with_name(f"{path.name}.repaired")
         copyfile(path, repaired)
         with repaired.open("rb+") as copy:
-            copy.truncate(whole)
+            copy.truncate(complete)
             os.fsync(copy.fileno())
         repaired.replace(path)
-    return size - whole
+    return size - complete
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no nan and no inf: they become text that Python's float and JavaScript's Number
-    both read back."""
+    """Replace NaN and infinities, which JSON lacks, by strings that Python's float() and
+    JavaScript's Number() both parse."""
     if isinstance(value, float) and not isfinite(value):
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):

@@ -1,13 +1,13 @@
-"""Every group of attempts that was ever issued, and how it ended: a SQLite file in the run folder.
+"""Rollout ledger: every group that was issued and how it ended, a SQLite file in the run folder.
 
-A group is `in flight` until all its attempts have ended. Then it is `failed` (too few attempts have
-a verdict), `filtered` (nothing to learn from it, or too stale) or `finished`; a finished one is
-`trained` in the transaction that names the update. What a run that is complete has not trained is
-`filtered` as unused. Each of these moves happens once; only `rewind`,
-to a checkpoint, takes some back. An update is named by how many were done before it.
+A group is `in flight` until all its rollouts have ended. Then it is `failed` (too few rollouts have
+a verdict), `filtered` (zero variance or too stale) or `finished`; a finished group becomes
+`trained` in the transaction that records the update. Groups that a completed run did not train are
+`filtered` as unused. Each transition happens once; only `rewind`, to a checkpoint, reverts some.
+An update is numbered by how many were done before it.
 
-Whatever was written outlives a killed process at once. A power cut loses nothing that was before
-the last `train`.
+Whatever was written survives a killed process at once. A power cut loses nothing written before
+the last `record_update`. Tables and columns keep the names of format 1 (attempts, lessons, shares).
 """
 
 import json
@@ -19,16 +19,17 @@ from typing import Any, Literal, Self
 
 from paddock.journal.rollout_codec import pack_rollout, unpack_rollout
 from paddock.journal.sqlite import LedgerError, check_integrity, connect, rollback
-from paddock.journal.token_records import INSERT_TOKEN_RECORD as WRITE_LESSON
-from paddock.journal.token_records import TOKEN_RECORDS_SCHEMA as LESSONS
-from paddock.journal.token_records import TokenTrainRecord
+from paddock.journal.token_records import (
+    INSERT_TOKEN_RECORD,
+    TOKEN_RECORDS_SCHEMA,
+    TokenTrainRecord,
+)
 from paddock.records import Failure, Trajectory, Verdict
 
 LEDGER_FORMAT = 1
 GroupStatus = Literal["in flight", "finished", "trained", "filtered", "failed"]
-UNUSED_REASON = (
-    "the run ended before it was trained"  # why a group is filtered when a run is complete
-)
+# Why a group is filtered when a run is complete. Stored: a resumed run compares it.
+UNUSED_REASON = "the run ended before it was trained"
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -93,29 +94,29 @@ _UNTRAIN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """A group as the ledger knows it."""
+    """One group of rollouts, a row of the ledger."""
 
-    ordinal: int  # in the order of issue, from 0
+    ordinal: int  # order of issue, from 0
     task: str
-    number: int  # among the groups of its task, from 0: which problem it is
+    number: int  # index among the groups of its task, from 0: selects the problem
     size: int
-    issued: int  # the update of the batch that was being made or trained then
+    issued: int  # update whose batch was being collected or trained at the time
     status: GroupStatus = "in flight"
     reason: str = ""
-    ended: int | None = None  # its place in the order of ending
-    trained: int | None = None  # the first update of its batch
+    ended: int | None = None  # order of ending, from 0
+    trained: int | None = None  # first update of its batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """Where everything is that was issued. `issued` is read off the numbers given to groups, the
-    rest off their status, so that a lost or doubled group shows."""
+    """Number of groups by status. `issued` comes from the group numbers and the rest from the
+    status column, so that a lost or duplicated group shows as an inconsistency."""
 
     issued: int
     trained: int
     filtered: int
     failed: int
-    in_flight: int  # finished ones too, until they are trained
+    in_flight: int  # including finished ones that are not trained yet
 
     @property
     def is_consistent(self) -> bool:
@@ -124,25 +125,25 @@ class GroupCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWeights:
-    """What share of the groups each task is to get, from an update on."""
+    """Sampling weight of each task, from one update on."""
 
     since: int
     weights: Mapping[str, float]
     why: str
-    asked: bool  # by a person or a recipe, not by a task that failed or came back
+    asked: bool  # by a user or recipe, not because a task was disabled or retried
 
 
 class Ledger:
-    """One writer at a time; the lock of the run folder's journal sees to that. Readers come and go.
+    """Record of all groups of a run: one writer (the journal locks the run folder), many readers.
 
     >>> ledger = Ledger(":memory:")
     >>> ledger.issue([GroupRecord(ordinal=0, task="sums", number=0, size=4, issued=0)])
-    >>> ledger.end_group(0, "failed", "4 of 4 attempts: world at start")
+    >>> ledger.end_group(0, "failed", "4 of 4 rollouts: world at start")
     >>> ledger.end_group(0, "finished")
     Traceback (most recent call last):
-    paddock.journal.sqlite.LedgerError: group 0 is not in flight, so it cannot become finished
+    paddock.journal.sqlite.LedgerError: group 0 cannot become finished: it is not in flight
     >>> ledger.group_counts()
-    Balance(issued=1, trained=0, filtered=0, failed=1, in_flight=0)
+    GroupCounts(issued=1, trained=0, filtered=0, failed=1, in_flight=0)
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -150,21 +151,19 @@ class Ledger:
         self._base.execute("PRAGMA journal_mode = WAL")
         check_integrity(self._base)
         self._base.execute("PRAGMA synchronous = NORMAL")
-        self._base.executescript(_SCHEMA + LESSONS)
+        self._base.executescript(_SCHEMA + TOKEN_RECORDS_SCHEMA)
         found = self.get_metadata("format")
         if found is None:
             self.set_metadata("format", LEDGER_FORMAT)
         elif found != LEDGER_FORMAT:
             self._base.close()
             raise LedgerError(
-                f"{path}: the ledger has format {found}, this reads format {LEDGER_FORMAT}"
+                f"{path}: ledger format {found} is not supported, expected {LEDGER_FORMAT}"
             )
 
-    # -- writing ---------------------------------------------------------------------------------
-
-    def issue(self, entries: Sequence[GroupRecord]) -> None:
-        """Groups that are in flight from now on."""
-        rows = [(e.ordinal, e.task, e.number, e.size, e.issued) for e in entries]
+    def issue(self, groups: Sequence[GroupRecord]) -> None:
+        """Record new groups as in flight."""
+        rows = [(g.ordinal, g.task, g.number, g.size, g.issued) for g in groups]
         with self.transaction():
             self._base.executemany(
                 "INSERT INTO groups (ordinal, task, number, size, issued) VALUES (?, ?, ?, ?, ?)",
@@ -172,21 +171,21 @@ class Ledger:
             )
 
     def record_rollout(self, ordinal: int, member: int, branches: Sequence[Trajectory]) -> None:
-        """One attempt of a group has ended."""
+        """Record a rollout of a group that has ended, with all its branches."""
         outcome = branches[0].outcome
-        said: tuple[float | None, str, str, str]
+        result: tuple[float | None, str, str, str]  # reward, kind, place, what
         match outcome:
             case Verdict():
-                said = (outcome.reward, "", "", "")
+                result = (outcome.reward, "", "", "")
             case Failure():
-                said = (None, outcome.kind, outcome.where, outcome.what)
+                result = (None, outcome.kind, outcome.where, outcome.what)
         versions = [s.version for b in branches for t in b.turns for s in t.completion.versions]
         self._base.execute(
             "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 ordinal,
                 member,
-                *said,
+                *result,
                 min(versions, default=None),
                 max(versions, default=None),
                 sum(len(turn.completion.token_ids) for b in branches for turn in b.turns),
@@ -197,26 +196,25 @@ class Ledger:
     def end_group(
         self, ordinal: int, status: Literal["finished", "filtered", "failed"], reason: str = ""
     ) -> None:
-        """A group that is in flight no more. One that is finished may still be filtered."""
-        before = "('in flight', 'finished')" if status == "filtered" else "('in flight')"
+        """End a group that is in flight, or filter one that is finished; else a LedgerError."""
+        allowed = "('in flight', 'finished')" if status == "filtered" else "('in flight')"
         done = self._base.execute(
             "UPDATE groups SET status = ?, reason = ?, "
             " ended = (SELECT COALESCE(MAX(ended) + 1, 0) FROM groups)"
-            f" WHERE ordinal = ? AND status IN {before}",
+            f" WHERE ordinal = ? AND status IN {allowed}",
             (status, reason, ordinal),
         )
         if done.rowcount != 1:
-            raise LedgerError(f"group {ordinal} is not in flight, so it cannot become {status}")
+            raise LedgerError(f"group {ordinal} cannot become {status}: it is not in flight")
 
     def record_update(self, first: int, until: int, ordinals: Sequence[int]) -> None:
-        """The updates from `first` to before `until` trained these groups. On disk when this
-        returns, and all that was written before with it."""
+        """Record that the updates `[first, until)` trained these groups. On disk when it returns,
+        with everything written before."""
         self._base.execute("PRAGMA synchronous = FULL")
         try:
             with self.transaction():
-                self._base.execute(
-                    "INSERT INTO updates (first, until) VALUES (?, ?)", (first, until)
-                )
+                insert = "INSERT INTO updates (first, until) VALUES (?, ?)"
+                self._base.execute(insert, (first, until))
                 for ordinal in ordinals:
                     done = self._base.execute(
                         "UPDATE groups SET status = 'trained', trained = ?"
@@ -224,35 +222,37 @@ class Ledger:
                         (first, ordinal),
                     )
                     if done.rowcount != 1:
-                        raise LedgerError(f"group {ordinal} is not finished: it cannot be trained")
+                        raise LedgerError(
+                            f"group {ordinal} cannot become trained: it is not finished"
+                        )
         finally:
             self._base.execute("PRAGMA synchronous = NORMAL")
 
-    def record_task_weights(self, shares: TaskWeights, *, now: int) -> None:
+    def record_task_weights(self, mixture: TaskWeights, *, now: int) -> None:
         self._base.execute(
             "INSERT INTO shares (since, written, weights, why, asked) VALUES (?, ?, ?, ?, ?)",
-            (shares.since, now, json.dumps(dict(shares.weights)), shares.why, shares.asked),
+            (mixture.since, now, json.dumps(dict(mixture.weights)), mixture.why, mixture.asked),
         )
 
     def record_checkpoint(self, updates: int, name: str) -> None:
-        """A checkpoint of the trainer after so many updates is on disk."""
+        """Record the checkpoint that the trainer saved after this many updates."""
         self._base.execute("UPDATE updates SET checkpoint = ? WHERE until = ?", (name, updates))
 
     def set_metadata(self, key: str, value: Any) -> None:
-        """A fact about the run, as JSON."""
+        """Store a JSON value about the run under a key."""
         self._base.execute(
             "INSERT INTO run VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
             (key, json.dumps(value)),
         )
 
-    def record_token_stats(self, taught: Mapping[tuple[str, int], TokenTrainRecord]) -> None:
-        """What the trainer made of branches, by session and branch: for eyes alone."""
-        rows = [(*branch, each.update, each.pack()) for branch, each in taught.items()]
+    def record_token_stats(self, records: Mapping[tuple[str, int], TokenTrainRecord]) -> None:
+        """Store per-token training statistics by (session, branch), for display only."""
+        rows = [(*key, record.update, record.pack()) for key, record in records.items()]
         with self.transaction():
-            self._base.executemany(WRITE_LESSON, rows)
+            self._base.executemany(INSERT_TOKEN_RECORD, rows)
 
     def drop_tokens(self, updates: int) -> None:
-        """Drop the tokens of groups trained before this update; how they ended stays."""
+        """Delete the tokens of groups trained before this update; their outcomes stay."""
         self._base.execute("DELETE FROM lessons WHERE trained < ?", (updates,))
         self._base.execute(
             "UPDATE attempts SET packed = NULL WHERE ordinal IN"
@@ -262,7 +262,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is written inside is written whole or not at all."""
+        """Commit everything written inside, or nothing. May be nested."""
         if self._base.in_transaction:
             yield
             return
@@ -274,14 +274,12 @@ class Ledger:
             rollback(self._base)
             raise
 
-    # -- reading ---------------------------------------------------------------------------------
-
     def get_metadata(self, key: str) -> Any:
         row = self._base.execute("SELECT value FROM run WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def group_counts(self) -> GroupCounts:
-        """In one read: a moment of the ledger."""
+        """Counts by status in one query, hence one snapshot."""
         row = self._base.execute(
             "SELECT (SELECT COALESCE(SUM(n), 0) FROM"
             " (SELECT MAX(number) + 1 AS n FROM groups GROUP BY task)),"
@@ -294,19 +292,19 @@ class Ledger:
         )
 
     def groups(self, *status: GroupStatus) -> list[GroupRecord]:
-        """Groups in the order of issue; all of them if no status is named."""
+        """Groups in the order of issue, of the given statuses; all if none is given."""
         marks = ", ".join("?" * len(status))
-        chosen = f"WHERE status IN ({marks})" if status else ""
+        where = f"WHERE status IN ({marks})" if status else ""
         found = self._base.execute(
             "SELECT ordinal, task, number, size, issued, status, reason, ended, trained"
-            f" FROM groups {chosen} ORDER BY ordinal",
+            f" FROM groups {where} ORDER BY ordinal",
             status,
         )
         names = [column[0] for column in found.description]
         return [GroupRecord(**dict(zip(names, row, strict=True))) for row in found]
 
     def packed_rollouts(self, ordinal: int) -> dict[int, bytes]:
-        """The attempts of a group that have ended, by member, as `attempts.pack` wrote them."""
+        """Ended rollouts of a group by member, packed; a LedgerError if tokens were dropped."""
         rows = self._base.execute(
             "SELECT member, packed FROM attempts WHERE ordinal = ? ORDER BY member", (ordinal,)
         )
@@ -316,39 +314,40 @@ class Ledger:
         return found
 
     def rollouts(self, ordinal: int) -> dict[int, tuple[Trajectory, ...]]:
+        """The branches of the ended rollouts of a group, by member."""
         return {
             member: unpack_rollout(data, ordinal)
             for member, data in self.packed_rollouts(ordinal).items()
         }
 
     def batches(self, first: int = 0) -> list[tuple[int, int, tuple[GroupRecord, ...]]]:
-        """What was trained from an update on: the first, the one after the last, and its groups by
-        task and number."""
+        """Trained batches from update `first` on: first update, end of the range (exclusive), and
+        the groups ordered by task and number."""
         spans = self._base.execute(
             "SELECT first, until FROM updates WHERE first >= ? ORDER BY first", (first,)
         ).fetchall()
         by_update: dict[int, list[GroupRecord]] = {begin: [] for begin, _ in spans}
-        for entry in sorted(self.groups("trained"), key=lambda e: (e.task, e.number)):
-            if entry.trained in by_update:
-                by_update[entry.trained].append(entry)
+        for group in sorted(self.groups("trained"), key=lambda g: (g.task, g.number)):
+            if group.trained in by_update:
+                by_update[group.trained].append(group)
         return [(begin, until, tuple(by_update[begin])) for begin, until in spans]
 
     def checkpoints(self) -> dict[int, str]:
-        """The trainer's, by how many updates were done."""
+        """Names of the trainer's checkpoints by number of updates done."""
         rows = self._base.execute(
             "SELECT until, checkpoint FROM updates WHERE checkpoint <> '' ORDER BY until"
         )
         return dict(rows.fetchall())
 
     def counts_by_reason(self) -> dict[tuple[str, GroupStatus, str], int]:
-        """How many groups, by task, status and reason."""
+        """Number of groups by task, status and reason."""
         rows = self._base.execute(
             "SELECT task, status, reason, COUNT(*) FROM groups GROUP BY task, status, reason"
         )
         return {(task, status, reason): count for task, status, reason, count in rows}
 
     def failure_counts(self) -> dict[tuple[str, str, str], int]:
-        """How many attempts have no verdict, by task, kind and place."""
+        """Number of rollouts without a verdict by task, failure kind and place."""
         rows = self._base.execute(
             "SELECT task, kind, place, COUNT(*) FROM attempts JOIN groups USING (ordinal)"
             " WHERE kind <> '' GROUP BY task, kind, place"
@@ -356,42 +355,39 @@ class Ledger:
         return {(task, kind, place): count for task, kind, place, count in rows}
 
     def task_weights(self) -> list[TaskWeights]:
-        """In the order in which they were written."""
+        """All task weights in the order they were recorded."""
         rows = self._base.execute("SELECT since, weights, why, asked FROM shares ORDER BY id")
         return [
             TaskWeights(since=since, weights=json.loads(weights), why=why, asked=bool(asked))
             for since, weights, why, asked in rows
         ]
 
-    # -- going back ------------------------------------------------------------------------------
-
     def rewind(self, updates: int, *, whole: bool) -> None:
-        """Back to a checkpoint of the trainer after so many updates: what was trained later is
-        finished again, its tokens are still here.
+        """Go back to the trainer's checkpoint after this many updates: groups trained later become
+        finished again and keep their tokens.
 
-        Weights newer than the checkpoint are lost, and the next ones with their number will be
-        others. So attempts that such weights had a part in are erased, to be made again. With
-        `whole`, everything is as it was when that many updates were done: groups issued since are
-        as if they had not been.
+        Weights newer than the checkpoint are lost, and new ones will reuse their version numbers.
+        So rollouts sampled by such weights in part are deleted and must be repeated. With `whole`
+        the ledger is as it was after that many updates: groups issued since are deleted too.
         """
-        self._refuse_what_no_checkpoint_is(updates)
+        self._check_rewind_target(updates)
         with self.transaction():
             for statement in (*(_UNDO if whole else ()), *_UNTRAIN):
                 self._base.execute(statement, {"updates": updates, "unused": UNUSED_REASON})
 
-    def _refuse_what_no_checkpoint_is(self, updates: int) -> None:
+    def _check_rewind_target(self, updates: int) -> None:
         spans = self._base.execute("SELECT first, until FROM updates ORDER BY first").fetchall()
         done = spans[-1][1] if spans else 0
         if updates > done:
             raise LedgerError(
-                f"the checkpoint has {updates} updates, the ledger knows of {done}:"
-                " they are not of the same run"
+                f"the checkpoint has {updates} updates, but the ledger has {done}:"
+                " they belong to different runs"
             )
         for first, until in spans:
             if first < updates < until:
                 raise LedgerError(
-                    f"the checkpoint has {updates} updates, in the middle of a batch that was"
-                    f" trained from {first} to {until}"
+                    f"the checkpoint has {updates} updates, which is inside the batch trained"
+                    f" from {first} to {until}"
                 )
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""An attempt as bytes and back: ids in 32 bits, log-probabilities as float32, versions in runs.
+"""Binary encoding of a rollout: int32 token ids, float32 log-probabilities, run-length versions.
 
-What was written reads back equal, provided that log-probabilities are float32 numbers, as those of
-every engine are. About five bytes a token, most of them the log-probability.
+Decoding returns equal trajectories, provided that log-probabilities are float32 numbers, as those
+of every engine are. About five bytes per token, most of them the log-probability.
 """
 
 import json
@@ -26,18 +26,18 @@ from paddock.records import (
 )
 
 ROLLOUT_FORMAT = 1
-_HEAD = struct.Struct("<BI")  # format, bytes of the JSON part
+_HEADER = struct.Struct("<BI")  # format, length of the JSON part
 
 
 def pack_rollout(branches: Sequence[Trajectory]) -> bytes:
-    """The branches of one session, all with one outcome.
+    """Encode the branches of one session, which share one outcome.
 
-    >>> answer = Completion(token_ids=(8, 9), logprobs=(-0.5, 0.0), finish="stop",
-    ...                     versions=(Segment(3, 2),))
-    >>> attempt = Trajectory(task_id="sums/17", group_id="g", session_id="s",
-    ...                      turns=(Turn(added_ids=(1, 7), completion=answer),),
-    ...                      outcome=Verdict(reward=1.0))
-    >>> unpack_rollout(pack_rollout([attempt])) == (attempt,)
+    >>> completion = Completion(token_ids=(8, 9), logprobs=(-0.5, 0.0), finish="stop",
+    ...                         versions=(Segment(3, 2),))
+    >>> branch = Trajectory(task_id="sums/17", group_id="g", session_id="s",
+    ...                     turns=(Turn(added_ids=(1, 7), completion=completion),),
+    ...                     outcome=Verdict(reward=1.0))
+    >>> unpack_rollout(pack_rollout([branch])) == (branch,)
     True
     """
     turns = [turn for branch in branches for turn in branch.turns]
@@ -48,50 +48,51 @@ def pack_rollout(branches: Sequence[Trajectory]) -> bytes:
     logprobs = np.fromiter(
         chain.from_iterable(turn.completion.logprobs for turn in turns), dtype="<f4"
     )
-    words = json.dumps([_branch(branch) for branch in branches]).encode()
-    body = words + _planes(ids) + _planes(logprobs)
-    return _HEAD.pack(ROLLOUT_FORMAT, len(words)) + zlib.compress(body, level=1)
+    header = json.dumps([_branch_json(branch) for branch in branches]).encode()
+    body = header + _byte_planes(ids) + _byte_planes(logprobs)
+    return _HEADER.pack(ROLLOUT_FORMAT, len(header)) + zlib.compress(body, level=1)
 
 
 def unpack_rollout(data: bytes, ordinal: int | None = None) -> tuple[Trajectory, ...]:
-    """What `pack` wrote. Raises LedgerError if it is damaged (`ordinal` is its group, for the
-    message), WireError if it is whole and holds what no record may, such as a reward of 1e308."""
+    """Decode what `pack_rollout` wrote.
+
+    Raises LedgerError if the data are damaged (`ordinal`, the group, is for the message), and
+    RecordDecodeError if they hold an invalid record, such as a reward of 1e308.
+    """
     try:
-        return _unpacked(data)
+        return _unpack(data)
     except (LedgerError, json_codec.RecordDecodeError):
         raise
     except (ValueError, TypeError, LookupError, struct.error, zlib.error) as error:
         group = "" if ordinal is None else f" of group {ordinal}"
-        raise LedgerError(f"the tokens of an attempt{group} are damaged: {error}") from None
+        raise LedgerError(f"the tokens of a rollout{group} are damaged: {error}") from None
 
 
-def _unpacked(data: bytes) -> tuple[Trajectory, ...]:
-    form, size = _HEAD.unpack_from(data)
-    if form != ROLLOUT_FORMAT:
-        raise LedgerError(
-            f"an attempt was written in format {form}, this reads format {ROLLOUT_FORMAT}"
-        )
-    body = zlib.decompress(data[_HEAD.size :])
+def _unpack(data: bytes) -> tuple[Trajectory, ...]:
+    version, size = _HEADER.unpack_from(data)
+    if version != ROLLOUT_FORMAT:
+        raise LedgerError(f"rollout format {version} is not supported, expected {ROLLOUT_FORMAT}")
+    body = zlib.decompress(data[_HEADER.size :])
     branches = json.loads(body[:size])
     turns = [turn for branch in branches for turn in branch["turns"]]
     ids_bytes = 4 * sum(turn["added"] + turn["sampled"] for turn in turns)
-    ids = _taker(_unplaned(body[size : size + ids_bytes], "<i4"))
-    logprobs = _taker(_unplaned(body[size + ids_bytes :], "<f4"))
+    ids = _reader(_merge_planes(body[size : size + ids_bytes], "<i4"))
+    logprobs = _reader(_merge_planes(body[size + ids_bytes :], "<f4"))
     return tuple(_trajectory(branch, ids, logprobs) for branch in branches)
 
 
-def _branch(branch: Trajectory) -> dict[str, Any]:
+def _branch_json(branch: Trajectory) -> dict[str, Any]:
     return {
         "task_id": branch.task_id,
         "group_id": branch.group_id,
         "session_id": branch.session_id,
         "branch": branch.branch,
         "outcome": json_codec.encode(branch.outcome),
-        "turns": [_turn(turn) for turn in branch.turns],
+        "turns": [_turn_json(turn) for turn in branch.turns],
     }
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn_json(turn: Turn) -> dict[str, Any]:
     completion = turn.completion
     return {
         "added": len(turn.added_ids),
@@ -104,10 +105,10 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def _trajectory(
-    said: dict[str, Any], ids: Callable[[int], tuple], logprobs: Callable[[int], tuple]
+    data: dict[str, Any], ids: Callable[[int], tuple], logprobs: Callable[[int], tuple]
 ) -> Trajectory:
     turns = []
-    for turn in said["turns"]:
+    for turn in data["turns"]:
         added_ids = ids(turn["added"])
         completion = Completion(
             token_ids=ids(turn["sampled"]),
@@ -118,36 +119,36 @@ def _trajectory(
         )
         turns.append(Turn(added_ids=added_ids, completion=completion, trained=turn["trained"]))
     return Trajectory(
-        task_id=said["task_id"],
-        group_id=said["group_id"],
-        session_id=said["session_id"],
-        branch=said["branch"],
+        task_id=data["task_id"],
+        group_id=data["group_id"],
+        session_id=data["session_id"],
+        branch=data["branch"],
         turns=tuple(turns),
-        outcome=_outcome(said["outcome"]),
+        outcome=_outcome(data["outcome"]),
     )
 
 
-def _outcome(said: dict[str, Any]) -> Outcome:
+def _outcome(data: dict[str, Any]) -> Outcome:
     return (
-        json_codec.decode(Verdict, said) if "reward" in said else json_codec.decode(Failure, said)
+        json_codec.decode(Verdict, data) if "reward" in data else json_codec.decode(Failure, data)
     )
 
 
-def _planes(column: np.ndarray) -> bytes:
-    """First bytes of all numbers, then second bytes, ...: the high ones hardly differ, so that
-    they compress to next to nothing."""
+def _byte_planes(column: np.ndarray) -> bytes:
+    """The first bytes of all numbers, then the second bytes, ...: high bytes hardly differ, so
+    they compress to almost nothing."""
     return column.view(np.uint8).reshape(-1, 4).T.tobytes()
 
 
-def _unplaned(data: bytes, dtype: str) -> list[Any]:
+def _merge_planes(data: bytes, dtype: str) -> list[Any]:
     columns: list[Any] = (
         np.frombuffer(data, np.uint8).reshape(4, -1).T.copy().view(dtype).reshape(-1).tolist()
     )
     return columns
 
 
-def _taker(column: list[Any]) -> Callable[[int], tuple]:
-    """Hands out a column from its beginning, so many items at a time."""
+def _reader(column: list[Any]) -> Callable[[int], tuple]:
+    """A function that returns the next `count` items of the column."""
     position = 0
 
     def take(count: int) -> tuple:

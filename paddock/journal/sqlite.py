@@ -1,4 +1,4 @@
-"""A SQLite connection whose errors say which file is damaged or has no room, and what to do."""
+"""SQLite connection whose errors name the file and the remedy."""
 
 import sqlite3
 from collections.abc import Callable
@@ -6,57 +6,57 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
 class LedgerError(ValueError):
-    """A move that the ledger does not allow, or a file that is damaged or not this run's."""
+    """A transition that the ledger does not allow, or a file that is damaged or of another run."""
 
 
-_NO_ROOM = "free some space, then call the same command again: it goes on"
+_DISK_FULL = "free some disk space, then run the same command again: it resumes"
 _DAMAGED = (
-    "the file is damaged; put a copy of it back, see what `sqlite3 FILE .recover` can read of it,"
-    " or begin in another folder (--out)"
+    "the file is damaged; restore a copy, try `sqlite3 FILE .recover`,"
+    " or start in another folder (--out)"
 )
-# What the disk, or another process, did to the file. All other errors are bugs and stay as they
-# are. The low byte of SQLite's code is the kind of error.
+# Errors caused by the disk or another process. All others are bugs and are not translated.
+# The low byte of SQLite's code is the primary error code.
 _REMEDIES = {
-    sqlite3.SQLITE_FULL: _NO_ROOM,
-    sqlite3.SQLITE_IOERR: f"the disk may be full or broken; {_NO_ROOM}",
+    sqlite3.SQLITE_FULL: _DISK_FULL,
+    sqlite3.SQLITE_IOERR: f"the disk may be full or broken; {_DISK_FULL}",
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_NOTADB: _DAMAGED,
-    sqlite3.SQLITE_CANTOPEN: "its folder must exist, and be one that may be written to",
-    sqlite3.SQLITE_READONLY: "it may only be read",
+    sqlite3.SQLITE_CANTOPEN: "its folder must exist and be writable",
+    sqlite3.SQLITE_READONLY: "the file is read-only",
     sqlite3.SQLITE_BUSY: "another process is writing to it",
 }
 
 
 class _Cursor(sqlite3.Cursor):
     def execute(self, *args: Any) -> Any:
-        return self._explained(super().execute, *args)
+        return self._translated(super().execute, *args)
 
     def executemany(self, *args: Any) -> Any:
-        return self._explained(super().executemany, *args)
+        return self._translated(super().executemany, *args)
 
     def executescript(self, *args: Any) -> Any:
-        return self._explained(super().executescript, *args)
+        return self._translated(super().executescript, *args)
 
     def fetchone(self) -> Any:
-        return self._explained(super().fetchone)
+        return self._translated(super().fetchone)
 
     def fetchall(self) -> list[Any]:
-        return self._explained(super().fetchall)
+        return self._translated(super().fetchall)
 
     def __next__(self) -> Any:
-        return self._explained(super().__next__)
+        return self._translated(super().__next__)
 
-    def _explained(self, call: Callable[..., Found], *args: Any) -> Found:
+    def _translated(self, call: Callable[..., T], *args: Any) -> T:
         try:
             return call(*args)
-        except UnicodeDecodeError as error:  # the damage is in what SQLite would complain about
+        except UnicodeDecodeError as error:  # the damage is inside SQLite's own error text
             raise LedgerError(f"{self.connection}: {error}: {_DAMAGED}") from None
         except sqlite3.Error as error:
-            _explain(error, self.connection)
+            _raise_explained(error, self.connection)
             raise
 
 
@@ -79,37 +79,39 @@ class _Connection(sqlite3.Connection):
 def connect(
     database: str | Path, *, name: str | Path, timeout: float = 30.0, uri: bool = False
 ) -> sqlite3.Connection:
-    """A connection that leaves transactions to its user. A damaged file, a full disk and the like
-    are a LedgerError about `name`, whichever statement meets them."""
+    """Open a connection in autocommit mode. A damaged file, a full disk and the like raise a
+    LedgerError about `name` from any statement."""
     try:
         opened = sqlite3.connect(
             database, timeout=timeout, uri=uri, isolation_level=None, factory=_Connection
         )
     except sqlite3.Error as error:
-        _explain(error, name)
+        _raise_explained(error, name)
         raise
     opened.name = str(name)
     return opened
 
 
-def rollback(base: sqlite3.Connection) -> None:
-    """Leave a transaction that failed; a full disk has ended it already."""
-    if base.in_transaction:
-        with suppress(LedgerError):  # what failed before it is what counts
-            base.execute("ROLLBACK")
+def rollback(db: sqlite3.Connection) -> None:
+    """Roll back a failed transaction; a full disk has ended it already."""
+    if db.in_transaction:
+        with suppress(LedgerError):  # report the error that caused the rollback
+            db.execute("ROLLBACK")
 
 
-def check_integrity(base: sqlite3.Connection) -> None:
-    """Read the whole file once and raise a LedgerError if its pages do not fit together: seconds a
-    gigabyte, before a run goes on rather than in the middle of it. What SQLite cannot notice is
-    another number in a row; tokens have a checksum of their own."""
-    found = base.execute("PRAGMA quick_check(1)").fetchone()[0]
+def check_integrity(db: sqlite3.Connection) -> None:
+    """Read the whole file and raise a LedgerError if it is damaged.
+
+    Takes seconds per gigabyte, but before a run resumes instead of in the middle of it. SQLite
+    cannot detect a changed value within a row; tokens have their own checksum.
+    """
+    found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise LedgerError(f"{base}: {found.splitlines()[-1]}: {_DAMAGED}")
+        raise LedgerError(f"{db}: {found.splitlines()[-1]}: {_DAMAGED}")
 
 
-def _explain(error: sqlite3.Error, name: object) -> None:
-    """Raise a LedgerError, unless the error is a bug of ours."""
+def _raise_explained(error: sqlite3.Error, name: object) -> None:
+    """Raise a LedgerError with the remedy, unless the error is a bug."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None and isinstance(error, sqlite3.OperationalError):  # text that is not UTF-8
         code = sqlite3.SQLITE_CORRUPT

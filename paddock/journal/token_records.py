@@ -1,7 +1,4 @@
-"""What the trainer made of an attempt's tokens when it learnt from them.
-
-N trained tokens of a branch, in order.
-"""
+"""Per-token training statistics of a branch: log ratio, advantage and mask, in half precision."""
 
 import zlib
 from collections.abc import Sequence
@@ -11,7 +8,8 @@ import numpy as np
 
 from paddock.journal.sqlite import LedgerError
 
-# A row for each branch that was trained; trained again after a rewind, it is written over.
+# One row per trained branch; replaced if the branch is trained again after a rewind. The table
+# keeps its name from format 1.
 TOKEN_RECORDS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS lessons (
     session TEXT NOT NULL,
@@ -26,17 +24,19 @@ INSERT_TOKEN_RECORD = "INSERT OR REPLACE INTO lessons VALUES (?, ?, ?, ?)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTrainRecord:
-    """Columns for the trained tokens of one branch, in half precision: they are for eyes.
+    """Columns over the trained tokens of one branch, in order; for display only.
 
-    >>> row = TokenTrainRecord(update=3, log_ratio=(0.0, -0.5), advantage=(1.0, 1.0), kept=(True, False))
+    >>> row = TokenTrainRecord(
+    ...     update=3, log_ratio=(0.0, -0.5), advantage=(1.0, 1.0), kept=(True, False)
+    ... )
     >>> TokenTrainRecord.unpack(3, row.pack()) == row
     True
     """
 
-    update: int  # the first of its batch
-    log_ratio: Sequence[float]  # of the trainer's probability over the engine's, before the update
-    advantage: Sequence[float]  # what the loss multiplied by, a teacher's part included
-    kept: Sequence[bool]  # False: beyond what the loss trusts, no gradient
+    update: int  # first update of its batch
+    log_ratio: Sequence[float]  # log(trainer / engine probability), before the update
+    advantage: Sequence[float]  # as used by the loss, including the teacher term
+    kept: Sequence[bool]  # False: masked by the loss (ratio out of bounds), no gradient
 
     def pack(self) -> bytes:
         halves = [np.asarray(column, "<f2") for column in (self.log_ratio, self.advantage)]
@@ -48,8 +48,10 @@ class TokenTrainRecord:
         try:
             body = zlib.decompress(data)
         except zlib.error as error:
-            raise LedgerError(f"what was learnt at update {update} is damaged: {error}") from None
-        count = 8 * len(body) // 33  # 32 bits a token and one more, rounded up to bytes
+            raise LedgerError(
+                f"the token statistics of update {update} are damaged: {error}"
+            ) from None
+        count = 8 * len(body) // 33  # 33 bits per token, rounded up to bytes
         ratio, advantage = np.frombuffer(body, "<f2", 2 * count).reshape(2, count)
         kept = np.unpackbits(np.frombuffer(body, np.uint8, offset=4 * count), count=count)
         return cls(

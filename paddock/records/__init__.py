@@ -1,14 +1,14 @@
-"""The nouns that travel between rooms: plain, frozen, checked at birth.
+"""Records shared by the packages: frozen dataclasses, validated on construction.
 
-dialogue.py    a conversation to learn from
-message.py     what people, models and tools say to each other
-parameter.py   what a model says about a parameter, for optimizers that know no model
-train_sample.py  one trainable token sequence
-sampling_params.py  how a reply is to be sampled
-task.py        what a world is asked to do, and what came of it
-trajectory.py  one attempt at a task, token by token
-errors.py      errors that an HTTP API reports to its client
-json_codec.py  records as JSON values and back
+dialogue.py         Dialogue: a conversation to train on
+errors.py           ApiError: what an HTTP API reports to its client
+json_codec.py       records to JSON values and back
+message.py          chat messages, tool calls and tool specifications
+parameter.py        the role of a model parameter, for optimizers
+sampling_params.py  SamplingParams, LogitBias and Grammar of a request
+task.py             Task, Budget, Verdict and Failure
+train_sample.py     TrainSample: one token sequence for the RL trainer
+trajectory.py       Trajectory: the recorded tokens of one rollout
 """
 
 from paddock.records import json_codec

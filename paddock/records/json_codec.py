@@ -1,19 +1,20 @@
-"""Records as JSON values and back, the same way for every record.
+"""JSON codec for records: one generic encoder and a strict decoder, driven by the dataclass fields.
 
-A record is an object of its fields, a tuple an array. Reading is strict: an unknown key, a missing
-one (unless the field has a default) or a value of another type is refused with its full path;
-only a whole number given for a float is taken. A field that may hold one record or another is
-told apart by its keys.
+A record becomes an object keyed by field name, a tuple an array: renaming a field of a record that
+is exported (Trajectory, Verdict, Failure, Message, ...) changes the file format. The decoder
+rejects, with the full path, an unknown key, a missing key (unless the field has a default) and a
+value of the wrong type; only an integer is accepted for a float. In a union of records the keys
+decide which record it is.
 
     >>> from paddock.records import Message
     >>> decode(Message, {"role": "user", "content": "Hi"}).content
     'Hi'
     >>> decode(Message, {"role": "user", "content": "Hi", "nmae": "Ann"})
     Traceback (most recent call last):
-    paddock.records.json_codec.WireError: Message.nmae: unknown key
+    paddock.records.json_codec.RecordDecodeError: Message.nmae: unknown key
     >>> decode(Message, {"role": "user", "content": 7})
     Traceback (most recent call last):
-    paddock.records.json_codec.WireError: Message.content: expected str, got 7
+    paddock.records.json_codec.RecordDecodeError: Message.content: expected str, got 7
 """
 
 import json
@@ -30,31 +31,33 @@ import orjson
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-JsonObject = Mapping[str, Any]  # in a record, Any stands for any JSON value
+JsonObject = Mapping[str, Any]  # Any here means any JSON value
 
 _R = TypeVar("_R", bound="DataclassInstance")
-_Decoder = Callable[[Any, str], Any]  # value, its path -> what the record holds
+_Decoder = Callable[[Any, str], Any]  # value, path -> field value
 _SCALARS = (str, int, float, bool)
 _MAX_DEPTH = 100  # of nested values in `to_json_value`
 
 
 class RecordDecodeError(ValueError):
-    """A value that is not the record it claims to be; the message begins with its path."""
+    """A value does not match the record type; the message begins with its path."""
 
 
 def encode(record: "DataclassInstance") -> dict[str, Any]:
-    """The record as JSON values that share nothing with it."""
+    """Encode a record as JSON values; the result shares no mutable state with it."""
     return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
 
 
 def decode(cls: type[_R], value: object) -> _R:
-    """The record that `encode` would turn into `value`."""
+    """Decode what `encode` returned. Raises RecordDecodeError with the path of a bad value."""
     return _record(cls, value, cls.__name__)
 
 
 def check_json_object(value: object, path: str) -> dict[str, Any]:
-    """A copy of `value`, which must be an object of JSON values; it can then be written and read
-    back unchanged."""
+    """Return a copy of `value`, which must be a mapping that JSON can represent without loss.
+
+    Raises RecordDecodeError with the path of the offending item.
+    """
     if not isinstance(value, Mapping):
         raise RecordDecodeError(f"{path}: expected a JSON object, got {short(value)}")
     return _json(value, path)
@@ -62,7 +65,7 @@ def check_json_object(value: object, path: str) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        # Token columns are long and need no look at each item.
+        # Fast path: token columns are long and hold scalars only.
         if set(map(type, value)) <= set(_SCALARS):
             return list(value)
         return [_plain(item) for item in value]
@@ -77,7 +80,7 @@ def _json(value: Any, path: str) -> Any:
     if isinstance(value, list):
         return [_json(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if type(value) is float and not isfinite(value):
-        raise RecordDecodeError(f"{path}: JSON has no {value}")
+        raise RecordDecodeError(f"{path}: {value} cannot be represented in JSON")
     if value is None or type(value) in _SCALARS:
         return value
     raise RecordDecodeError(f"{path}: {short(value)} is not a JSON value")
@@ -85,7 +88,7 @@ def _json(value: Any, path: str) -> Any:
 
 @cache
 def _decoder(hint: Any) -> _Decoder:
-    """How to read a field declared as `hint`."""
+    """The decoder of a field annotated with `hint`."""
     origin, args = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         return partial(_record, hint)
@@ -94,14 +97,14 @@ def _decoder(hint: Any) -> _Decoder:
     if hint is Any:
         return _json
     if origin is Literal:
-        return partial(_choice, args)
+        return partial(_literal, args)
     if origin is tuple and args[1:] == (...,):
-        return partial(_many, args[0])
+        return partial(_array, args[0])
     if origin is Mapping and args[0] is str:
-        return partial(_table, args[1])
+        return partial(_mapping, args[1])
     if origin in (Union, UnionType):
-        return partial(_either, args)
-    raise TypeError(f"a record cannot carry {hint}")
+        return partial(_union, args)
+    raise TypeError(f"unsupported field type in a record: {hint}")
 
 
 @cache
@@ -127,20 +130,22 @@ def _record(cls: type[_R], value: Any, path: str) -> _R:
 
 
 def _scalar(kind: type, value: Any, path: str) -> Any:
-    if kind is float and type(value) is int and abs(value) < 1 << 1023:  # larger is no float
+    if (
+        kind is float and type(value) is int and abs(value) < 1 << 1023
+    ):  # larger ones overflow a float
         return float(value)
     if type(value) is not kind:
         raise RecordDecodeError(f"{path}: expected {kind.__name__}, got {short(value)}")
     return value
 
 
-def _choice(allowed: tuple[str, ...], value: Any, path: str) -> Any:
+def _literal(allowed: tuple[str, ...], value: Any, path: str) -> Any:
     if value not in allowed:
         raise RecordDecodeError(f"{path}: expected one of {', '.join(allowed)}, got {short(value)}")
     return value
 
 
-def _many(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
+def _array(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise RecordDecodeError(f"{path}: expected an array, got {short(value)}")
     if hint in _SCALARS and set(map(type, value)) <= {hint}:
@@ -148,27 +153,27 @@ def _many(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
     return tuple(_decoder(hint)(item, f"{path}[{i}]") for i, item in enumerate(value))
 
 
-def _table(hint: Any, value: Any, path: str) -> dict[str, Any]:
+def _mapping(hint: Any, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RecordDecodeError(f"{path}: expected an object, got {short(value)}")
     return {key: _decoder(hint)(item, f"{path}.{key}") for key, item in value.items()}
 
 
-def _either(hints: tuple[Any, ...], value: Any, path: str) -> Any:
+def _union(hints: tuple[Any, ...], value: Any, path: str) -> Any:
     if value is None and NoneType in hints:
         return None
-    possible = [hint for hint in hints if hint is not NoneType]
-    if len(possible) > 1:
+    candidates = [hint for hint in hints if hint is not NoneType]
+    if len(candidates) > 1:
         keys = set(value) if isinstance(value, dict) else {""}
-        possible = [hint for hint in possible if keys <= _hints(hint).keys()]
-    if len(possible) != 1:
+        candidates = [hint for hint in candidates if keys <= _hints(hint).keys()]
+    if len(candidates) != 1:
         names = " or ".join(hint.__name__ for hint in hints)
         raise RecordDecodeError(f"{path}: expected {names}, got {short(value)}")
-    return _decoder(possible[0])(value, path)
+    return _decoder(candidates[0])(value, path)
 
 
 def replace_lone_surrogates(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot.
+    """Replace lone surrogates, which JSON can escape but UTF-8 cannot encode, by U+FFFD.
 
     >>> replace_lone_surrogates("\\ud83d\\ude00 \\ud800") == "\U0001f600 \ufffd"
     True

@@ -1,4 +1,4 @@
-"""What people, models and tools say to each other."""
+"""Chat messages, tool calls and tool specifications."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -11,7 +11,7 @@ _ROLES: tuple[Role, ...] = get_args(Role)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """An assistant's wish to run a tool; the tool's message answers to `id`."""
+    """A tool call of the assistant; the tool message with this `tool_call_id` is its result."""
 
     id: str
     name: str
@@ -19,16 +19,16 @@ class ToolCall:
 
     def __post_init__(self) -> None:
         if not self.id:
-            raise ValueError("id: empty, so no tool message could answer it")
+            raise ValueError("id: must not be empty: a tool message refers to it")
         if not self.name:
-            raise ValueError("name: empty")
-        # Our own copy: what the caller does to its dict later must not reach the record.
+            raise ValueError("name: must not be empty")
+        # Copied: the caller may change its dict later.
         object.__setattr__(self, "arguments", check_json_object(self.arguments, "arguments"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A tool as the model is told of it; `parameters` is a JSON schema, its keys in given order."""
+    """A tool as described to the model; `parameters` is a JSON schema whose key order is kept."""
 
     name: str
     description: str
@@ -36,36 +36,36 @@ class ToolSpec:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("name: empty")
+            raise ValueError("name: must not be empty")
         object.__setattr__(self, "parameters", check_json_object(self.parameters, "parameters"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One entry of a conversation. Nothing said is "", never None.
+    """One message of a conversation. Empty content is "", never None.
 
     >>> call = ToolCall(id="call_1", name="get_weather", arguments={"city": "Oslo"})
-    >>> ask = Message(role="assistant", content="", reasoning="Need the tool.", tool_calls=(call,))
-    >>> answer = Message(role="tool", content="12 C", tool_call_id=ask.tool_calls[0].id)
+    >>> asking = Message(role="assistant", content="", reasoning="Look up.", tool_calls=(call,))
+    >>> result = Message(role="tool", content="12 C", tool_call_id=asking.tool_calls[0].id)
     >>> Message(role="user", content="Hi", tool_calls=(call,))
     Traceback (most recent call last):
-    ValueError: tool_calls: only the assistant calls tools
+    ValueError: tool_calls: only assistant messages may have tool calls
     """
 
     role: Role
     content: str
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None  # of the call a tool message answers
+    tool_call_id: str | None = None  # of the call that a tool message is the result of
 
     def __post_init__(self) -> None:
         if self.role not in _ROLES:
-            raise ValueError(f"role: {self.role!r} is none of {', '.join(_ROLES)}")
+            raise ValueError(f"role: must be one of {', '.join(_ROLES)}, got {self.role!r}")
         if self.role != "assistant" and self.reasoning is not None:
-            raise ValueError("reasoning: only the assistant thinks aloud")
+            raise ValueError("reasoning: only assistant messages may have reasoning")
         if self.role != "assistant" and self.tool_calls:
-            raise ValueError("tool_calls: only the assistant calls tools")
+            raise ValueError("tool_calls: only assistant messages may have tool calls")
         if self.tool_calls and len({call.id for call in self.tool_calls}) < len(self.tool_calls):
-            raise ValueError("tool_calls: two have the same id")
+            raise ValueError("tool_calls: ids must be unique")
         if (self.role == "tool") != bool(self.tool_call_id):
             raise ValueError("tool_call_id: a tool message has one, no other message may")

@@ -1,4 +1,4 @@
-"""What a model says about a parameter, and an optimizer acts on without knowing the model."""
+"""Parameter roles: what an optimizer must know about a parameter without knowing the model."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -9,7 +9,9 @@ ModelPart = Literal["main", "indexer", "mtp"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuonSplit:
-    """Rows of a matrix that Muon orthogonalizes apart: a block per entry of `rows`, `heads` times.
+    """Muon Split: row blocks of a matrix that Muon orthogonalizes separately.
+
+    One block per entry of `rows`, repeated `heads` times.
 
     >>> kv_up = MuonSplit(heads=64, rows=(192, 256))  # each head's keys, then its values
     >>> gate_and_up = MuonSplit(rows=(2048, 2048))
@@ -22,7 +24,7 @@ class MuonSplit:
 
     def __post_init__(self) -> None:
         if self.heads < 1 or not self.rows or min(self.rows) < 1:
-            raise ValueError(f"a split needs at least one head and one row a block: {self}")
+            raise ValueError(f"a split needs at least one head and one row per block, got {self}")
 
     @property
     def num_rows(self) -> int:
@@ -31,9 +33,16 @@ class MuonSplit:
 
 @dataclass(frozen=True, slots=True)
 class ParameterRole:
-    """What a parameter is for: a linear map (or a stack of them, [E, rows, columns], each a matrix
-    of its own), a vector (norms, biases and whatever else is not a map), the token embedding,
-    the output head, or the router. A matrix without a split is orthogonalized whole."""
+    """What a parameter is, as far as an optimizer cares.
+
+    matrix     a linear map, or a stack of them [E, rows, columns], each a matrix of its own
+    vector     norms, biases and everything else that is not a linear map
+    embedding  the token embedding
+    head       the output head
+    router     the MoE router
+
+    A matrix without a split is orthogonalized as a whole.
+    """
 
     kind: ParameterKind
     split: MuonSplit | None = None
@@ -42,15 +51,15 @@ class ParameterRole:
     def __post_init__(self) -> None:
         if self.kind not in get_args(ParameterKind):
             raise ValueError(
-                f"no parameter is a {self.kind!r}; there are {get_args(ParameterKind)}"
+                f"kind: must be one of {', '.join(get_args(ParameterKind))}, got {self.kind!r}"
             )
         if self.split is not None and self.kind != "matrix":
-            raise ValueError(f"only a matrix can be split, not a {self.kind}")
+            raise ValueError(f"split: only allowed for kind 'matrix', got {self.kind!r}")
 
 
 class NamedParameter(NamedTuple):
-    """A parameter as its model declares it."""
+    """A parameter with its name and role, as its model declares it."""
 
     name: str
-    parameter: Any  # a tensor; this room knows no torch
+    parameter: Any  # a tensor; this package does not import torch
     role: ParameterRole

@@ -1,4 +1,4 @@
-"""What a world is asked to do, and what came of it."""
+"""Task, its budget, and the outcome of a rollout: Verdict or Failure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,29 +8,28 @@ from typing import Literal, get_args
 
 from paddock.records.message import Message
 
-MAX_ABS_REWARD = 1e6  # either side of zero; advantages square rewards and sum them up
+MAX_ABS_REWARD = 1e6  # advantages sum squared rewards, which must not overflow
 
 FailureKind = Literal["policy", "world", "grader", "infrastructure", "time"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What one attempt may use up before it is stopped."""
+    """Limits of one rollout."""
 
-    turns: int  # generations of the model
-    seconds: float  # wall clock, start of the world to verdict
-    output_bytes: int  # of any single tool result; the rest is cut
+    turns: int  # model generations
+    seconds: float  # wall clock, from the start of the environment to the verdict
+    output_bytes: int  # of one tool result; the rest is truncated
 
     def __post_init__(self) -> None:
         for name in ("turns", "seconds", "output_bytes"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}: {getattr(self, name)} is not a positive finite number")
+                raise ValueError(f"{name}: must be positive and finite, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A problem as its solver may see it: the answer and the tests stay with the world, which finds
-    them by `id`."""
+    """A problem as the policy sees it. The environment keeps the answer and the tests, by `id`."""
 
     id: str
     env: str
@@ -40,30 +39,32 @@ class Task:
     def __post_init__(self) -> None:
         for name in ("id", "env", "messages"):
             if not getattr(self, name):
-                raise ValueError(f"{name}: empty")
+                raise ValueError(f"{name}: must not be empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What an attempt was worth, by a grader that worked. A reward lies in
-    [-GREATEST_REWARD, GREATEST_REWARD]; anything else is refused here, where the verdict is made.
+    """The reward of a rollout that was scored.
+
+    Raises ValueError for a reward outside [-MAX_ABS_REWARD, MAX_ABS_REWARD] or a part that is not
+    finite.
 
     >>> Verdict(reward=0.5, parts={"tests": 1.0, "style": 0.0}).parts["tests"]
     1.0
     """
 
     reward: float
-    parts: Mapping[str, float] = field(default_factory=dict)  # what the reward was made of
+    parts: Mapping[str, float] = field(default_factory=dict)  # components of the reward
     note: str = ""
 
     def __post_init__(self) -> None:
-        if not -MAX_ABS_REWARD <= self.reward <= MAX_ABS_REWARD:  # NaN is not either
-            least, most = -MAX_ABS_REWARD, MAX_ABS_REWARD
-            raise ValueError(f"reward: must be in [{least:g}, {most:g}], got {short(self.reward)}")
+        if not -MAX_ABS_REWARD <= self.reward <= MAX_ABS_REWARD:  # also rejects NaN
+            low, high = -MAX_ABS_REWARD, MAX_ABS_REWARD
+            raise ValueError(f"reward: must be in [{low:g}, {high:g}], got {short(self.reward)}")
         for name, value in self.parts.items():
             if not isfinite(value):
-                raise ValueError(f"parts: {name} is {value}, not finite")
-        # Graders compare (True) and average (numpy's floats): neither reads back from a ledger.
+                raise ValueError(f"parts: {name} must be finite, got {value}")
+        # Graders return bool and numpy floats too, which would not decode from the ledger.
         object.__setattr__(self, "reward", float(self.reward))
         parts = {name: float(value) for name, value in self.parts.items()}
         object.__setattr__(self, "parts", parts)
@@ -71,13 +72,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why an attempt has no verdict.
+    """Why a rollout has no verdict.
 
-    policy          it broke off by its own doing: unusable calls, no room left in the context
-    world           the sandbox, a tool or a simulated user broke
-    grader          it ended well enough but could not be judged
+    policy          the policy caused it: unusable tool calls, context length exceeded
+    world           the environment failed: sandbox, tool or simulated user
+    grader          the rollout ended but could not be scored
     infrastructure  an engine, the network or a machine was lost
-    time            the clock ran out, and nobody knows through whose slowness
+    time            timeout; the cause is unknown
+
+    The kinds are stored in the ledger and in exported trajectories, hence their short names.
 
     >>> Failure(kind="world", where="sandbox.start", what="disk full").is_policy_failure
     False
@@ -89,12 +92,13 @@ class Failure:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(FailureKind):
-            raise ValueError(f"kind: {self.kind!r} is none of {', '.join(get_args(FailureKind))}")
+            kinds = ", ".join(get_args(FailureKind))
+            raise ValueError(f"kind: must be one of {kinds}, got {self.kind!r}")
 
     @property
     def is_policy_failure(self) -> bool:
-        """Whether training may count this as a bad attempt. Any other failure says nothing about
-        the policy: it gets no reward, not even zero, and stays out of its group's baseline."""
+        """Whether the policy is to blame. Any other failure has no reward, not even zero, and is
+        excluded from its group's baseline."""
         return self.kind == "policy"
 
 

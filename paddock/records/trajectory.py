@@ -1,4 +1,4 @@
-"""One attempt at a task, token by token, exactly as the engine saw and sampled it."""
+"""Trajectory: the tokens of one rollout exactly as the engine read and sampled them."""
 
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -9,69 +9,72 @@ from paddock.records.task import Outcome
 
 FinishReason = Literal["stop", "length", "abort"]
 
-_ROUNDING = 1e-3  # how far above 0 an engine's arithmetic may push a log-probability
+_ROUNDING = 1e-3  # tolerance above 0: rounding in the engine may make a log-probability positive
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens sampled in a row by one version of the weights."""
+    """A run of tokens sampled by one weight version."""
 
     version: int
     tokens: int
 
     def __post_init__(self) -> None:
         if self.version < 0:
-            raise ValueError(f"version: {self.version} is negative")
+            raise ValueError(f"version: must not be negative, got {self.version}")
         if self.tokens < 1:
-            raise ValueError(f"tokens: {self.tokens}, but a segment has at least one")
+            raise ValueError(f"tokens: must be at least 1, got {self.tokens}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What the engine answered to one prompt.
+    """The output of the engine for one prompt.
 
-    New weights may arrive while it is being sampled; `versions` says which wrote what:
+    A weight update may happen while it is sampled; `versions` records which version sampled what:
 
-    >>> answer = Completion(token_ids=(11, 12, 13), logprobs=(-0.1, 0.0, -0.5), finish="stop",
-    ...                     versions=(Segment(3, 2), Segment(4, 1)), forced=(1,))
-    >>> answer.token_versions
+    >>> completion = Completion(token_ids=(11, 12, 13), logprobs=(-0.1, 0.0, -0.5), finish="stop",
+    ...                         versions=(Segment(3, 2), Segment(4, 1)), forced=(1,))
+    >>> completion.token_versions
     (3, 3, 4)
-    >>> answer.num_sampled_tokens
+    >>> completion.sampled
     (True, False, True)
     """
 
-    token_ids: tuple[int, ...]  # with the stop token, if one was sampled
-    logprobs: tuple[float, ...]  # under softmax(logits / temperature), before top-p, top-k, grammar
+    token_ids: tuple[int, ...]  # including the stop token, if one was sampled
+    logprobs: tuple[float, ...]  # of softmax(logits / temperature), before top-p, top-k, grammar
     versions: tuple[Segment, ...]  # in order, covering every token
     finish: FinishReason
-    forced: tuple[int, ...] = ()  # positions that were put there, not sampled; ascending
+    forced: tuple[int, ...] = ()  # positions of forced (not sampled) tokens, ascending
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
         if min(self.token_ids, default=0) < 0:
-            raise ValueError(f"token_ids: {min(self.token_ids)} is negative")
+            raise ValueError(f"token_ids: must not be negative, got {min(self.token_ids)}")
         if len(self.logprobs) != count:
-            raise ValueError(f"logprobs: {len(self.logprobs)} for {count} tokens")
+            raise ValueError(
+                f"logprobs: expected {count} values, one per token, got {len(self.logprobs)}"
+            )
         if not all(map(isfinite, self.logprobs)) or max(self.logprobs, default=0.0) > _ROUNDING:
-            raise ValueError("logprobs: not all are finite and at most 0")
+            raise ValueError("logprobs: all values must be finite and at most 0")
         covered = sum(segment.tokens for segment in self.versions)
         if covered != count:
-            raise ValueError(f"versions: cover {covered} of {count} tokens")
+            raise ValueError(f"versions: must cover {count} tokens, got {covered}")
         if self.finish not in get_args(FinishReason):
-            raise ValueError(
-                f"finish: {self.finish!r} is none of {', '.join(get_args(FinishReason))}"
-            )
+            reasons = ", ".join(get_args(FinishReason))
+            raise ValueError(f"finish: must be one of {reasons}, got {self.finish!r}")
         if any(a >= b for a, b in pairwise((-1, *self.forced, count))):
-            raise ValueError(f"forced: {self.forced} are not ascending positions below {count}")
+            raise ValueError(
+                f"forced: must be ascending positions below {count}, got {self.forced}"
+            )
 
     @property
     def token_versions(self) -> tuple[int, ...]:
-        """Of each token, the version that sampled it."""
+        """The weight version that sampled each token."""
         return tuple(chain.from_iterable((s.version,) * s.tokens for s in self.versions))
 
     @property
     def sampled(self) -> tuple[bool, ...]:
-        """Of each token, whether the policy chose it."""
+        """For each token, whether it was sampled (not forced)."""
         if not self.forced:
             return (True,) * len(self.token_ids)
         forced = frozenset(self.forced)
@@ -80,61 +83,61 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one call of the engine added to the context."""
+    """The tokens that one generation added to the context: prompt tokens, then the completion."""
 
-    added_ids: tuple[int, ...]  # of the prompt: only what follows the previous turn's last token
+    added_ids: tuple[int, ...]  # prompt tokens after the last token of the previous turn
     completion: Completion
-    trained: bool = True  # False where another branch of the session already trains this turn
+    trained: bool = True  # False if another branch of the session trains this turn
 
     def __post_init__(self) -> None:
         if min(self.added_ids, default=0) < 0:
-            raise ValueError(f"added_ids: {min(self.added_ids)} is negative")
+            raise ValueError(f"added_ids: must not be negative, got {min(self.added_ids)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """A task, attempted. Each turn extends the one before, so the whole is stored once, and the
-    columns below are what the engine had before it at the end. A harness that rewrites its past
-    starts another branch of the same session.
+    """One branch of a rollout. Each turn extends the previous one, so every token is stored once
+    and the properties below are the engine's context at the end. A harness that rewrites its
+    history starts another branch of the same session.
 
     >>> from paddock.records import Verdict
-    >>> answer = Completion(token_ids=(8, 9), logprobs=(-0.1, -0.4), finish="stop",
-    ...                     versions=(Segment(3, 2),))
-    >>> attempt = Trajectory(task_id="sum/17", group_id="g1", session_id="s1",
-    ...                      turns=(Turn(added_ids=(1, 7), completion=answer),),
-    ...                      outcome=Verdict(reward=1.0))
-    >>> attempt.token_ids, attempt.logprobs
+    >>> completion = Completion(token_ids=(8, 9), logprobs=(-0.1, -0.4), finish="stop",
+    ...                         versions=(Segment(3, 2),))
+    >>> branch = Trajectory(task_id="sum/17", group_id="g1", session_id="s1",
+    ...                     turns=(Turn(added_ids=(1, 7), completion=completion),),
+    ...                     outcome=Verdict(reward=1.0))
+    >>> branch.token_ids, branch.logprobs
     ((1, 7, 8, 9), (0.0, 0.0, -0.1, -0.4))
-    >>> attempt.loss_mask, attempt.oldest_version
+    >>> branch.loss_mask, branch.oldest_version
     ((False, False, True, True), 3)
     """
 
     task_id: str
-    group_id: str  # shared by the attempts that are compared with each other
+    group_id: str  # shared by the rollouts that have one baseline
     session_id: str
     branch: int = 0
-    turns: tuple[Turn, ...]  # none if the world failed before the first
+    turns: tuple[Turn, ...]  # empty if the environment failed before the first
     outcome: Outcome
 
     def __post_init__(self) -> None:
         for name in ("task_id", "group_id", "session_id"):
             if not getattr(self, name):
-                raise ValueError(f"{name}: empty")
+                raise ValueError(f"{name}: must not be empty")
         if self.branch < 0:
-            raise ValueError(f"branch: {self.branch} is negative")
+            raise ValueError(f"branch: must not be negative, got {self.branch}")
         if self.turns and not self.turns[0].added_ids:
-            raise ValueError("turns: the first has no prompt")
+            raise ValueError("turns: the first turn must have prompt tokens")
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Every token, read or sampled, in order."""
+        """All tokens, prompt and sampled, in order."""
         return tuple(
             chain.from_iterable((*t.added_ids, *t.completion.token_ids) for t in self.turns)
         )
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """Of each token; 0.0 where it was read."""
+        """Log-probability of each token; 0.0 for prompt tokens."""
         return tuple(
             chain.from_iterable(
                 (0.0,) * len(t.added_ids) + t.completion.logprobs for t in self.turns
@@ -143,7 +146,7 @@ class Trajectory:
 
     @property
     def loss_mask(self) -> tuple[bool, ...]:
-        """Of each token, whether the policy chose it here and is to learn from it."""
+        """For each token, whether it was sampled here and is trained on."""
         flags: list[bool] = []
         for turn in self.turns:
             flags += [False] * len(turn.added_ids)
@@ -153,5 +156,5 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int | None:
-        """Of the weights that sampled any of these tokens; None if none was sampled."""
+        """Oldest weight version that sampled any of these tokens; None if none was sampled."""
         return min((s.version for t in self.turns for s in t.completion.versions), default=None)

@@ -48,11 +48,11 @@ def test_knobs_over_defaults():
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        ({"temperature": -1}, "temperature: -1.0 is not at least 0"),
+        ({"temperature": -1}, "temperature: must be at least 0, got -1.0"),
         ({"temperature": "1"}, "temperature: Input should be a valid number"),
         ({"temperature": True}, "temperature: Input should be a valid number"),
-        ({"max_tokens": 0}, "max_tokens: 0 is less than 1"),
-        ({"stop_token_ids": [-4]}, "stop_token_ids: (-4,) has a negative id"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1, got 0"),
+        ({"stop_token_ids": [-4]}, "stop_token_ids: must not hold a negative id, got (-4,)"),
         ({"seed": 1.5}, "seed: Input should be a valid integer"),
     ],
 )

@@ -58,4 +58,4 @@ def test_what_cannot_be_read_is_said(run, tmp_path):
     assert found.exit_code == 1 and "error: " in found.output
     with Journal(run):
         found = told(run)
-    assert found.exit_code == 1 and "another writer has this run" in found.output
+    assert found.exit_code == 1 and "is in use by another process" in found.output

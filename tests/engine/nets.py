@@ -92,7 +92,12 @@ def assert_greedy(network: Transformer, prompt: tuple[int, ...], got: Completion
 
 
 def engine(network: Transformer, tokenizer=None, **settings) -> Engine:
-    defaults = {"page_tokens": 4, "cache_bytes": 1 << 22, "context": 128, "stop_ids": ()}
+    defaults = {
+        "page_size": 4,
+        "kv_cache_bytes": 1 << 22,
+        "context_length": 128,
+        "stop_token_ids": (),
+    }
     return Engine(network, tokenizer, EngineSettings(**(defaults | settings)))
 
 
@@ -125,7 +130,7 @@ def frozen_once_begun(serving: Engine, count: int = 1) -> Iterator[None]:
         def freeze(delta):  # on the engine's thread, between two steps
             if len(begun) < count:
                 begun.add(id(deliver))
-                serving._worker.paused = len(begun) == count
+                serving._loop.paused = len(begun) == count
             if streamed or isinstance(delta, Exception) or delta.output is not None:
                 deliver(delta)
 

@@ -20,7 +20,7 @@ PROMPTS = prompts(4, seed=8)
 
 
 def sparse():
-    return engine(copy_of(network("sparse")).cuda(), graphs=False)
+    return engine(copy_of(network("sparse")).cuda(), cuda_graphs=False)
 
 
 def assert_says(found, serving, version):

@@ -25,7 +25,7 @@ COUNT = 12
 
 
 def settings_for(kind, **settings):
-    return settings | ({"prefix_cache": False} if kind == "recurrent" else {})
+    return settings | ({"prefix_caching": False} if kind == "recurrent" else {})
 
 
 def check(kind, answers):
@@ -34,13 +34,13 @@ def check(kind, answers):
         assert_greedy(network(kind), PROMPTS[i], answer.completion)
 
 
-PRESSED = {"pages": 40, "context": 64}
+PRESSED = {"num_pages": 40, "context_length": 64}
 CONDITIONS = {
     "batch of 32": {},
-    "chunks": {"step_tokens": 7},
-    "few at a time": {"max_running": 3},
-    "large pages": {"page_tokens": 64},
-    "no prefix cache": {"prefix_cache": False},
+    "chunks": {"max_prefill_tokens": 7},
+    "few at a time": {"max_running_requests": 3},
+    "large pages": {"page_size": 64},
+    "no prefix cache": {"prefix_caching": False},
     "no pages to spare": PRESSED,
 }
 OTHERS = ["shared", "dense", "grouped", "recurrent"]
@@ -64,7 +64,7 @@ def test_greedy_replies_do_not_depend_on_how_they_are_served(kind, condition):
     [("counting", 1), ("counting", 5), ("sparse", 3), ("shared", 2), ("dense", 3)],
 )
 def test_drafts_change_nothing_but_the_time(kind, steps):
-    with engine(network(kind), mtp_steps=steps) as serving:
+    with engine(network(kind), num_speculative_tokens=steps) as serving:
         check(kind, serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW]))
         again = serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW])
         check(kind, again)
@@ -76,7 +76,7 @@ def test_drafts_change_nothing_but_the_time(kind, steps):
 
 @pytest.mark.parametrize("condition", ["chunks", "few at a time", "no pages to spare"])
 def test_drafts_under_pressure(condition):
-    with engine(network("counting"), mtp_steps=3, **CONDITIONS[condition]) as serving:
+    with engine(network("counting"), num_speculative_tokens=3, **CONDITIONS[condition]) as serving:
         check("counting", answers_at_once(serving, [greedy(prompt, COUNT) for prompt in FEW]))
         if condition == "no pages to spare":
             assert serving.stats().preemptions > 0
@@ -91,7 +91,7 @@ def test_alone(kind):
 
 @pytest.mark.parametrize(("kind", "steps"), [("sparse", 0), ("sparse", 3), ("grouped", 0)])
 def test_what_is_in_the_prefix_cache_is_not_computed_again(kind, steps):
-    with engine(network(kind), mtp_steps=steps) as serving:
+    with engine(network(kind), num_speculative_tokens=steps) as serving:
         check(kind, serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW]))
         before = serving.stats()
         check(kind, serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW]))
@@ -104,7 +104,7 @@ def test_what_is_in_the_prefix_cache_is_not_computed_again(kind, steps):
 
 
 def test_a_conversation_finds_its_own_past():
-    with engine(network("counting"), mtp_steps=2) as serving:
+    with engine(network("counting"), num_speculative_tokens=2) as serving:
         prompt = PROMPTS[0]
         for _ in range(3):
             answer = serving.generate_output(greedy(prompt, 11))
@@ -140,7 +140,7 @@ def test_new_weights_that_are_the_old_ones_change_nothing(mode, steps):
             )
         return await asyncio.gather(*tasks)
 
-    with engine(copy_of(network("counting")), mtp_steps=steps) as serving:
+    with engine(copy_of(network("counting")), num_speculative_tokens=steps) as serving:
         check("counting", asyncio.run(main(serving)))
         assert serving.version == 4
         assert serving.audit() == []
@@ -168,7 +168,9 @@ def test_a_seed_decides_the_reply_whatever_else_is_served_and_drafted(name):
     with engine(network("counting")) as serving:
         alone = [serving.generate_output(request).completion for request in ask[:4]]
         again = [answer.completion for answer in serving.generate_outputs(ask)]
-    with engine(network("counting"), mtp_steps=3, step_tokens=9, **PRESSED) as serving:
+    with engine(
+        network("counting"), num_speculative_tokens=3, max_prefill_tokens=9, **PRESSED
+    ) as serving:
         drafted = [answer.completion for answer in serving.generate_outputs(ask)]
         assert serving.stats().accept_length > 1.1
     assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in again[:4]]

@@ -51,7 +51,7 @@ def test_every_reply_matches(steps, stops):
     regex, schema = Grammar("regex", REGEX), Grammar("json_schema", json.dumps(SCHEMA))
     ebnf = Grammar("ebnf", 'root ::= "(" root ")" | "x"')
     tag = Grammar("structural_tag", json.dumps(TAG))
-    with serving(mtp_steps=steps, stop_ids=stops) as engine:
+    with serving(num_speculative_tokens=steps, stop_token_ids=stops) as engine:
         ask = [asking(g, seed) for seed in range(5) for g in (regex, schema, ebnf, tag)]
         answers = engine.generate_outputs(ask)
         for request, answer in zip(ask, answers, strict=True):
@@ -78,7 +78,7 @@ def test_drafts_do_not_change_what_a_grammar_lets_through():
     ask = [asking(Grammar("regex", REGEX), seed, frequency_penalty=0.3) for seed in range(12)]
     replies = []
     for steps in (0, 1, 4):
-        with serving(mtp_steps=steps, stop_ids=(STOP,)) as engine:
+        with serving(num_speculative_tokens=steps, stop_token_ids=(STOP,)) as engine:
             replies.append([a.completion.token_ids for a in engine.generate_outputs(ask)])
     assert replies[0] == replies[1] == replies[2]
 
@@ -86,7 +86,7 @@ def test_drafts_do_not_change_what_a_grammar_lets_through():
 @pytest.mark.parametrize("steps", [0, 3])
 def test_the_grammar_begins_where_thinking_ends(steps):
     specials = tokenizer().special_token_ids
-    with serving(mtp_steps=steps, stop_ids=(STOP,)) as engine:
+    with serving(num_speculative_tokens=steps, stop_token_ids=(STOP,)) as engine:
         ask = [
             asking(
                 Grammar("regex", REGEX),
@@ -107,7 +107,7 @@ def test_the_grammar_begins_where_thinking_ends(steps):
 
 
 def test_a_grammar_that_has_ended_ends_the_reply_even_early():
-    with serving(stop_ids=(STOP,)) as engine:
+    with serving(stop_token_ids=(STOP,)) as engine:
         ask = asking(Grammar("regex", "abc"), 0, min_new_tokens=20)
         answer = engine.generate_output(ask)
         assert said(answer) == "abc"
@@ -116,7 +116,7 @@ def test_a_grammar_that_has_ended_ends_the_reply_even_early():
 
 def test_roles_cannot_be_spelled():
     mute = {tokenizer().special_token_ids[token] for token in SpecialToken if token.is_special}
-    with serving(stop_ids=(STOP,)) as engine:
+    with serving(stop_token_ids=(STOP,)) as engine:
         ask = [asking(Grammar("regex", r"[^x]{12}"), seed, temperature=3.0) for seed in range(8)]
         for answer in engine.generate_outputs(ask):
             assert not mute & {t for t in answer.completion.token_ids if t != STOP}
@@ -127,7 +127,7 @@ def test_roles_cannot_be_spelled():
 )
 def test_what_is_no_grammar_is_refused(grammar):
     with serving() as engine:
-        with pytest.raises(InvalidRequestError, match="is no grammar") as refused:
+        with pytest.raises(InvalidRequestError, match="is not a valid grammar") as refused:
             engine.generate_output(asking(grammar, 0))
         assert ".cc" not in str(refused.value), "no path of the library's build"
         assert engine.generate(ids("hello"), SamplingParams(max_new_tokens=2)).finish == "length"
@@ -139,8 +139,8 @@ def test_what_is_no_grammar_is_refused(grammar):
     "grammar", [Grammar("json_schema", '{"$ref": "#"}'), Grammar("ebnf", "root ::= root")]
 )
 def test_a_language_without_words_is_refused(grammar, stops):
-    with serving(stop_ids=stops) as engine:
-        with pytest.raises(InvalidRequestError, match="allows no reply"):
+    with serving(stop_token_ids=stops) as engine:
+        with pytest.raises(InvalidRequestError, match="allows no output"):
             engine.generate_output(asking(grammar, 0))
         empty = engine.generate_output(asking(Grammar("regex", "a?"), 0))  # the empty word is one
         assert said(empty) in ("", "a")
@@ -157,7 +157,9 @@ EXPLODING = Grammar(
 
 
 def test_a_grammar_that_explodes_is_refused_and_holds_up_nobody():
-    with serving(stop_ids=(STOP,), grammar_s=2.0, grammar_bytes=1 << 28) as engine:
+    with serving(
+        stop_token_ids=(STOP,), grammar_timeout_s=2.0, grammar_memory_bytes=1 << 28
+    ) as engine:
         for _ in range(2):  # the second time without a try
             with pytest.raises(InvalidRequestError, match=r"takes (more than 2 s|too long)|memory"):
                 engine.generate_output(asking(EXPLODING, 0))
@@ -167,7 +169,9 @@ def test_a_grammar_that_explodes_is_refused_and_holds_up_nobody():
 
 def test_compiling_ends_when_the_client_has_left():
     left = Event()
-    with serving(stop_ids=(STOP,), grammar_s=500.0, grammar_bytes=1 << 28) as engine:
+    with serving(
+        stop_token_ids=(STOP,), grammar_timeout_s=500.0, grammar_memory_bytes=1 << 28
+    ) as engine:
         Timer(0.3, left.set).start()
         with pytest.raises(InvalidRequestError, match="disconnected"):
             engine.submit(asking(EXPLODING, 0), lambda _: None, cancelled=left)
@@ -175,24 +179,22 @@ def test_compiling_ends_when_the_client_has_left():
 
 
 def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
-    with serving(stop_ids=(STOP,)) as engine:
+    with serving(stop_token_ids=(STOP,)) as engine:
         for lane in compile_workers(
             engine.settings.grammar_timeout_s, engine.settings.grammar_memory_bytes
         ):
-            monkeypatch.setattr(lane, "most_waiting", 0)
-        with pytest.raises(
-            EngineQueueFullError, match="0 grammars are waiting to be compiled already"
-        ):
+            monkeypatch.setattr(lane, "max_waiting", 0)
+        with pytest.raises(EngineQueueFullError, match="0 grammars are waiting to be compiled"):
             engine.generate_output(asking(Grammar("regex", "full"), 0))
-        monkeypatch.rollback()
-        assert said(engine.answer(asking(Grammar("regex", "full"), 0))) == "full"
+        monkeypatch.undo()
+        assert said(engine.generate_output(asking(Grammar("regex", "full"), 0))) == "full"
         assert engine.audit() == []
 
 
 def test_a_long_grammar_is_refused_unread():
     long = Grammar("ebnf", f'root ::= "{"a" * 99}"')
     refused = pytest.raises(InvalidRequestError, match="has 110 bytes, more than 64")
-    with serving(grammar_text_bytes=64) as engine, refused:
+    with serving(max_grammar_bytes=64) as engine, refused:
         engine.generate_output(asking(long, 0))
 
 
@@ -208,7 +210,7 @@ def test_the_cache_of_grammars_is_bounded():
 @pytest.mark.parametrize("limits", [{"minLength": 8}, {"minLength": 3, "maxLength": 40}])
 def test_json_strings_hold_no_raw_control_characters(limits):
     schema = Grammar("json_schema", json.dumps({"type": "string", **limits}))
-    with serving(stop_ids=(STOP,)) as engine:
+    with serving(stop_token_ids=(STOP,)) as engine:
         ask = [asking(schema, seed, temperature=50.0) for seed in range(40)]
         texts = [said(answer) for answer in engine.generate_outputs(ask)]
     assert not [text for text in texts if any(ord(char) < 32 for char in text.strip())]
@@ -219,7 +221,7 @@ def test_json_strings_hold_no_raw_control_characters(limits):
 )
 def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
     schema = Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern}))
-    with serving(stop_ids=(STOP,)) as engine:
+    with serving(stop_token_ids=(STOP,)) as engine:
         answers = engine.generate_outputs(
             [asking(schema, seed, temperature=50.0) for seed in range(10)]
         )

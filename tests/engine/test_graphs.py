@@ -37,7 +37,7 @@ COUNT = 12
 
 
 def graphs_of(serving):
-    return serving._worker.runner.graphs
+    return serving._loop.runner.graphs
 
 
 def check(kind, serving):
@@ -48,7 +48,7 @@ def check(kind, serving):
 
 @pytest.mark.parametrize("kind", ["sparse", "shared", "dense", "grouped"])
 def test_replies_are_the_same(kind):
-    with engine(network(kind), graphs=True) as serving:
+    with engine(network(kind), cuda_graphs=True) as serving:
         check(kind, serving)
         assert_greedy(
             network(kind), PROMPTS[0], serving.generate_output(greedy(PROMPTS[0], COUNT)).completion
@@ -59,18 +59,26 @@ def test_replies_are_the_same(kind):
 
 @pytest.mark.parametrize(("kind", "steps"), [("counting", 1), ("counting", 4), ("sparse", 3)])
 def test_drafts_too(kind, steps):
-    with engine(network(kind), graphs=True, mtp_steps=steps) as serving:
+    with engine(network(kind), cuda_graphs=True, num_speculative_tokens=steps) as serving:
         check(kind, serving)
         check(kind, serving)
         names = {name for x in graphs_of(serving)._inputs.values() for name in x.captured}
-        assert names == ({"write", "read", "guess"} if steps > 1 else {"write", "read"})
+        assert names == (
+            {"decode", "mtp_extend", "draft"} if steps > 1 else {"decode", "mtp_extend"}
+        )
         if kind == "counting":
             assert serving.stats().accept_length > 1.15
         assert serving.audit() == []
 
 
 def test_under_pressure():
-    with engine(network("counting"), graphs=True, mtp_steps=2, pages=40, context=64) as serving:
+    with engine(
+        network("counting"),
+        cuda_graphs=True,
+        num_speculative_tokens=2,
+        num_pages=40,
+        context_length=64,
+    ) as serving:
         check("counting", serving)
         assert serving.stats().preemptions > 0
         assert serving.audit() == []
@@ -80,14 +88,14 @@ def test_sampled_replies_are_those_without():
     sampling = SamplingParams(max_new_tokens=COUNT, seed=3, temperature=0.8, top_p=0.9)
     replies = []
     for graphs in (False, True):
-        with engine(network("counting"), graphs=graphs) as serving:
+        with engine(network("counting"), cuda_graphs=graphs) as serving:
             replies.append([serving.generate(prompt, sampling).token_ids for prompt in PROMPTS[:4]])
     assert replies[0] == replies[1]
 
 
 def test_new_weights_in_the_old_place_keep_the_recordings():
     own = copy_of(network("counting"))
-    with engine(own, graphs=True) as serving:
+    with engine(own, cuda_graphs=True) as serving:
         serving.generate_output(greedy(PROMPTS[0], COUNT))
         before = graphs_of(serving).count
         serving.update_weights(lambda net: net.load_state_dict(network("sparse").state_dict()), 1)
@@ -104,7 +112,7 @@ def test_weights_in_another_place_do_not():
         for parameter in net.parameters():
             parameter.data = parameter.data.clone()
 
-    with engine(copy_of(network("counting")), graphs=True) as serving:
+    with engine(copy_of(network("counting")), cuda_graphs=True) as serving:
         serving.generate_output(greedy(PROMPTS[0], COUNT))
         old = dict(graphs_of(serving)._inputs)
         serving.update_weights(move, 1)
@@ -118,7 +126,7 @@ def test_weights_in_another_place_do_not():
 
 def test_only_decoding_is_recorded():
     """Reading what is left of a prompt is a batch as well, of any of sixteen sizes."""
-    with engine(network("sparse"), graphs=True, page_tokens=4) as serving:
+    with engine(network("sparse"), cuda_graphs=True, page_size=4) as serving:
         for length in (5, 9, 14):
             for _ in range(2):  # the second time behind what was kept of the first
                 serving.generate_output(greedy(tuple(range(length)), 4))
@@ -150,10 +158,15 @@ class Ticking:
 def test_prompts_wait_to_be_read_together_while_others_decode(gather_s, reads):
     clock, answers = Ticking(), SimpleQueue()
     later = [tuple((5 * i + j) % VOCAB for j in range(9)) for i in range(6)]
-    settings = {"page_tokens": 4, "context": 128, "stop_ids": (), "gather_s": gather_s}
+    settings = {
+        "page_size": 4,
+        "context_length": 128,
+        "stop_token_ids": (),
+        "max_prefill_delay_s": gather_s,
+    }
     chosen = EngineSettings(kv_cache_bytes=1 << 22, cuda_graphs=True, **settings)
     with Engine(network("dense"), None, chosen, clock=clock) as serving:
-        clock.around(serving._worker.runner)
+        clock.around(serving._loop.runner)
 
         def deliver(delta):
             """Called on the engine's thread: every fifth token of the first another prompt."""
@@ -178,9 +191,9 @@ def test_prompts_wait_to_be_read_together_while_others_decode(gather_s, reads):
 def test_where_they_are_not_wanted_there_are_none():
     with engine(network("sparse")) as serving:
         assert graphs_of(serving) is None
-    with engine(network("sparse"), graphs=True, replay=True) as serving:
+    with engine(network("sparse"), cuda_graphs=True, capture_routing=True) as serving:
         assert graphs_of(serving) is None
-    with engine(network("recurrent"), graphs=True, prefix_cache=False) as serving:
+    with engine(network("recurrent"), cuda_graphs=True, prefix_caching=False) as serving:
         assert graphs_of(serving) is None
 
 

@@ -18,7 +18,7 @@ COUNT = 16
 def test_float32_replies_are_the_cpus(kind):
     """References alone: no twin takes float32, and nothing is recorded."""
     there = copy_of(network(kind)).cuda()
-    with engine(there, graphs=False) as serving:
+    with engine(there, cuda_graphs=False) as serving:
         for prompt in PROMPTS[:3]:
             reply = serving.generate_output(greedy(prompt, COUNT)).completion
             assert_greedy(network(kind), prompt, reply)
@@ -52,7 +52,7 @@ def replies(network, asked, **settings):
     with Engine(network, None, chosen) as serving:
         ask = [Request(token_ids=prompt, sampling_params=sampling) for prompt in asked]
         found = [answer.completion for answer in serving.generate_outputs(ask)]
-        recorded = serving._worker.runner.graphs
+        recorded = serving._loop.runner.graphs
         assert serving.audit() == []
     return found, recorded
 
@@ -61,7 +61,7 @@ def replies(network, asked, **settings):
 def test_recorded_steps_repeat_what_single_launches_do(halves, count):
     """Batches that need no filling up: the same kernels on the same numbers, so the same bits."""
     asked = [tuple(torch.randint(0, 32_000, (50 + 30 * i,)).tolist()) for i in range(count)]
-    plain, none = replies(halves, asked, graphs=False)
+    plain, none = replies(halves, asked, cuda_graphs=False)
     found, recorded = replies(halves, asked)
     assert none is None and recorded.count > 0
     same = sum(a.token_ids == b.token_ids for a, b in zip(plain, found, strict=True))
@@ -75,8 +75,8 @@ def test_recorded_steps_repeat_what_single_launches_do(halves, count):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_drafts_and_odd_batches(halves, steps):
     asked = [tuple(torch.randint(0, 32_000, (40 + 17 * i,)).tolist()) for i in range(5)]
-    plain, _ = replies(halves, asked, graphs=False, mtp_steps=steps)
-    found, recorded = replies(halves, asked, mtp_steps=steps)
+    plain, _ = replies(halves, asked, cuda_graphs=False, num_speculative_tokens=steps)
+    found, recorded = replies(halves, asked, num_speculative_tokens=steps)
     names = {name for inputs in recorded._inputs.values() for name in inputs.captured}
     assert {"write", "read"} <= names
     for a, b in zip(plain, found, strict=True):  # rounding may part them, but not at once

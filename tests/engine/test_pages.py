@@ -127,5 +127,5 @@ def test_a_world_knows_nothing_of_another():
 
 
 def test_more_pages_than_are_free_are_refused_with_the_numbers():
-    with pytest.raises(OutOfPagesError, match="13 pages were asked for, 12 are free"):
+    with pytest.raises(OutOfPagesError, match="13 pages requested, 12 free"):
         PageAllocator(COUNT).allocate(13)

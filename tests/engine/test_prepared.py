@@ -73,7 +73,7 @@ def test_new_weights_reach_what_was_laid_together(prepared):
 
 
 def test_drafts_are_prepared_too(prepared):
-    with engine(copy_of(network("counting")), mtp_steps=3) as serving:
+    with engine(copy_of(network("counting")), num_speculative_tokens=3) as serving:
         reply = serving.generate_output(greedy(PROMPTS[0], COUNT)).completion
     assert 4 in prepared  # the MTP layer
     assert_greedy(network("counting"), PROMPTS[0], reply)
@@ -88,16 +88,16 @@ def test_a_cpu_takes_the_operations_one_by_one(monkeypatch):
 class Storage:
     """Rows of one layer: the fewest things that a step of decoding asks of a memory."""
 
-    def __init__(self, slot_T, **widths):
+    def __init__(self, kv_slot_T, **widths):
         self.stored = {name: torch.full((40, width), 7.0) for name, width in widths.items()}
-        self.slot_T = slot_T
+        self.kv_slot_T = kv_slot_T
 
-    def places(self, _, stream):
-        return self.stored[stream], self.slot_T
+    def storage_and_slots(self, _, stream):
+        return self.stored[stream], self.kv_slot_T
 
-    def extend(self, layer, stream, rows_T):
-        stored, slot_T = self.places(layer, stream)
-        return stored.index_copy_(0, slot_T, rows_T)
+    def update(self, layer, stream, rows_T):
+        stored, kv_slot_T = self.storage_and_slots(layer, stream)
+        return stored.index_copy_(0, kv_slot_T, rows_T)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "halves"])
@@ -114,9 +114,9 @@ def test_a_layer_prepares_what_it_projects_bit_for_bit(kind):
     one, other = (Storage(torch.tensor([5, 0, 39]), row=20, index=8) for _ in range(2))
     step = own.make_context(layout, one)
     projected = attention.project(x_TD, step)
-    one.extend(0, "row", projected.row_TC)
+    one.update(0, "row", projected.row_TC)
     index = attention.index_new_tokens(x_TD, projected, step)
-    found = attention.prepare_decode(x_TD, own.step(layout, other), wanted=True)
+    found = attention.prepare_decode(x_TD, own.make_context(layout, other), wanted=True)
     for stream in ("row", "index"):
         assert torch.equal(one.stored[stream], other.stored[stream])
     assert torch.equal(found.index.query_THD, index.query_THD)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 def serving(monkeypatch):
     monkeypatch.setenv("NCCL_HOSTID", "engine")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
-    with engine(copy_of(network("sparse")).cuda(), graphs=False) as found:
+    with engine(copy_of(network("sparse")).cuda(), cuda_graphs=False) as found:
         yield found
         assert found.audit() == []
 

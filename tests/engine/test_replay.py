@@ -38,22 +38,22 @@ def chosen(net, token_ids):
     ("kind", "settings"),
     [
         ("sparse", {}),
-        ("shared", {"step_tokens": 9}),
-        ("counting", {"mtp_steps": 3}),
-        ("sparse", {"pages": 40, "context": 64}),
+        ("shared", {"max_prefill_tokens": 9}),
+        ("counting", {"num_speculative_tokens": 3}),
+        ("sparse", {"num_pages": 40, "context_length": 64}),
     ],
 )
 def test_choices_are_the_trainers(kind, settings):
     net = network(kind)
-    with engine(net, replay=True, **settings) as serving:
+    with engine(net, capture_routing=True, **settings) as serving:
         for _ in range(2):  # the second time from the prefix cache
-            ask = [greedy(prompt, 12, replay=True) for prompt in PROMPTS]
+            ask = [greedy(prompt, 12, return_routing=True) for prompt in PROMPTS]
             for prompt, answer in zip(PROMPTS, serving.generate_outputs(ask), strict=True):
                 expert_TLK, index_TLK = chosen(net, prompt + answer.completion.token_ids)
                 assert len(answer.routing.expert_TLK) == len(prompt) + 12 - 1
                 np.testing.assert_array_equal(answer.routing.expert_TLK, expert_TLK[:-1])
                 np.testing.assert_array_equal(answer.routing.index_TLK, index_TLK[:-1])
-        assert "pages" in settings or serving.stats().prefix_cache_hit_tokens > 0
+        assert "num_pages" in settings or serving.stats().prefix_cache_hit_tokens > 0
 
 
 def test_nothing_is_kept_that_nobody_may_ask_for():

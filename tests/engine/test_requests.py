@@ -50,7 +50,7 @@ def ids(text):
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_stop_token_ends_the_reply_and_is_part_of_it(steps):
     prompt = PROMPTS[0]
-    with engine(network("counting"), mtp_steps=steps) as counting:
+    with engine(network("counting"), num_speculative_tokens=steps) as counting:
         whole = counting.generate_output(greedy(prompt, 20)).completion.token_ids
         for stop in sorted(set(whole))[:6]:
             sampling = SamplingParams(temperature=0.0, max_new_tokens=20, stop_token_ids=(stop,))
@@ -67,7 +67,7 @@ def test_the_models_own_ends_can_be_ignored_and_put_off():
     prompt = PROMPTS[0]
     with engine(network("sparse")) as plain:
         whole = plain.generate_output(greedy(prompt, 12)).completion.token_ids
-    with engine(network("sparse"), stop_ids=(whole[2],)) as ending:
+    with engine(network("sparse"), stop_token_ids=(whole[2],)) as ending:
         first = whole.index(whole[2])
         assert len(ending.generate_output(greedy(prompt, 12)).completion.token_ids) == first + 1
         ignoring = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
@@ -80,7 +80,7 @@ def test_the_models_own_ends_can_be_ignored_and_put_off():
 
 @pytest.mark.parametrize("beyond", [-1, VOCAB, 151336])
 def test_an_end_that_the_vocabulary_lacks_ends_nothing(beyond):
-    with engine(born(latent_config(eos=(beyond,))), stop_ids=None) as serving:
+    with engine(born(latent_config(eos=(beyond,))), stop_token_ids=None) as serving:
         assert not serving.stop_ids
         wanted = SamplingParams(temperature=0.0, max_new_tokens=4, min_new_tokens=2)
         assert len(serving.generate(PROMPTS[0], wanted).token_ids) == 4
@@ -110,7 +110,7 @@ def test_a_stop_text_may_begin_with_the_blank_that_a_reply_begins_with():
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_stop_text_ends_the_reply(steps):
     prompt = ids("hello")
-    with serving(mtp_steps=steps) as engine:
+    with serving(num_speculative_tokens=steps) as engine:
         whole = engine.generate_output(greedy(prompt, 20)).completion.token_ids
         text = tokenizer().decode(whole[3:5])
         sampling = SamplingParams(temperature=0.0, max_new_tokens=20, stop=(text, "never said"))
@@ -154,7 +154,7 @@ def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
     sampling = SamplingParams(
         temperature=0.0, max_new_tokens=9, thinking_budget=budget, logit_bias=keep_thinking
     )
-    with serving(mtp_steps=steps) as engine:
+    with serving(num_speculative_tokens=steps) as engine:
         answer = engine.generate_output(Request(token_ids=prompt, sampling_params=sampling))
     reply = answer.completion
     assert reply.token_ids.index(specials[CLOSE]) == budget
@@ -183,7 +183,7 @@ def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
         temperature=0.0, max_new_tokens=9, thinking_budget=1, logit_bias=silent
     )
     prompt = ids("<|user|>hi<|assistant|><think><tool_call>he")
-    with serving(mtp_steps=steps) as engine:
+    with serving(num_speculative_tokens=steps) as engine:
         answer = engine.generate_output(Request(token_ids=prompt, sampling_params=sampling))
     assert answer.completion.forced == ()
     assert answer.reasoning_tokens == 0
@@ -198,7 +198,7 @@ def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
 # --- log-probabilities ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"step_tokens": 5}, {"logits_bytes": 1000}])
+@pytest.mark.parametrize("settings", [{}, {"max_prefill_tokens": 5}, {"logits_chunk_bytes": 1000}])
 @pytest.mark.parametrize("start", [0, 1, 7, 29])
 def test_prompt_logprobs_are_the_trainers(settings, start):
     prompt = tuple((prompts(1, seed=4)[0] * 30)[:29])
@@ -207,7 +207,9 @@ def test_prompt_logprobs_are_the_trainers(settings, start):
         logp_TV = net.logits(prompt).log_softmax(-1)
     with engine(net, **settings) as scoring:
         scoring.generate_output(greedy(prompt, 1))  # the prefix cache knows it now
-        ask = greedy(prompt, 1, prompt_logprobs_from=start, top_logprobs=3, ask_ids=(4, 9))
+        ask = greedy(
+            prompt, 1, prompt_logprobs_start=start, top_logprobs=3, logprob_token_ids=(4, 9)
+        )
         answer = scoring.generate_output(ask)
     wanted = [None if i == 0 else float(logp_TV[i - 1, prompt[i]]) for i in range(start, 29)]
     assert [x is None for x in answer.prompt_logprobs] == [x is None for x in wanted]
@@ -226,8 +228,8 @@ def test_prompt_logprobs_are_the_trainers(settings, start):
 @pytest.mark.parametrize("steps", [0, 3])
 def test_top_and_asked_logprobs_stand_beside_every_token(steps):
     net, prompt = network("counting"), PROMPTS[1]
-    with engine(net, mtp_steps=steps) as asking:
-        answer = asking.generate_output(greedy(prompt, 9, top_logprobs=4, ask_ids=(0, 3)))
+    with engine(net, num_speculative_tokens=steps) as asking:
+        answer = asking.generate_output(greedy(prompt, 9, top_logprobs=4, logprob_token_ids=(0, 3)))
     assert len(answer.top_logprobs) == len(answer.requested_logprobs) == 9
     with torch.no_grad():
         logp = net.logits(prompt + answer.completion.token_ids)[len(prompt) - 1 : -1].log_softmax(
@@ -253,7 +255,7 @@ def test_deltas_add_up_to_the_answer():
         request = greedy(PROMPTS[0], 12, top_logprobs=2)
         return [delta async for delta in engine.stream(request)]
 
-    with engine(network("counting"), mtp_steps=2) as streaming:
+    with engine(network("counting"), num_speculative_tokens=2) as streaming:
         deltas = asyncio.run(main(streaming))
     answer = deltas[-1].output
     assert all(delta.output is None for delta in deltas[:-1])
@@ -265,7 +267,7 @@ def test_deltas_add_up_to_the_answer():
 
 def test_the_important_go_first():
     order = []
-    with engine(network("sparse"), max_running=1) as busy:
+    with engine(network("sparse"), max_running_requests=1) as busy:
         busy.pause("in_place")
         for name, priority in [("a", 0), ("b", 0), ("c", 5), ("d", -1), ("e", 5)]:
             request = greedy((1, 2, 3), 2, id=name, priority=priority)
@@ -276,7 +278,7 @@ def test_the_important_go_first():
 
 
 def test_the_unimportant_make_room():
-    with engine(network("sparse"), pages=32, context=100, prefix_cache=False) as busy:
+    with engine(network("sparse"), num_pages=32, context_length=100, prefix_caching=False) as busy:
         ask = [greedy((i, 2, 3), 60, priority=int(i == 3)) for i in range(4)]
         answers = answers_at_once(busy, ask)
         assert answers[3].preemptions == 0
@@ -293,22 +295,22 @@ REFUSED = [
         Request(token_ids=LONG[:100], sampling_params=SamplingParams(max_new_tokens=29)),
         "100 tokens and max_new_tokens is 29, together 129, .* context of 128",
     ),
-    (Request(token_ids=(1, 2.5)), "the prompt has 2.5 for a token id"),
-    (Request(token_ids=(1, True)), "the prompt has True for a token id"),
-    (Request(token_ids=(1, 50)), r"the prompt has token id 50, outside \[0, 50\)"),
-    (Request(token_ids=(1, -1)), r"the prompt has token id -1, outside"),
+    (Request(token_ids=(1, 2.5)), "the prompt: token ids must be integers, got 2.5"),
+    (Request(token_ids=(1, True)), "the prompt: token ids must be integers, got True"),
+    (Request(token_ids=(1, 50)), r"the prompt: token id 50 is not in \[0, 50\)"),
+    (Request(token_ids=(1, -1)), r"the prompt: token id -1 is not in"),
     (
         Request(token_ids=(1,), sampling_params=SamplingParams(stop_token_ids=(99,))),
-        "stop_ids has token id 99",
+        "stop_token_ids: token id 99",
     ),
     (
         Request(token_ids=(1,), sampling_params=SamplingParams(logit_bias=(LogitBias(77, 1.0),))),
-        "logit_bias has token id 77",
+        "logit_bias: token id 77",
     ),
-    (Request(token_ids=(1,), logprob_token_ids=(50,)), "ask_ids has token id 50"),
-    (Request(token_ids=(1,), top_logprobs=65), r"top_logprobs is 65, not in \[0, 64\]"),
-    (Request(token_ids=(1,), prompt_logprobs_start=3), r"from is 3, not in \[0, 1\]"),
-    (Request(token_ids=(1,), return_routing=True), "the engine's 'replay' setting is off"),
+    (Request(token_ids=(1,), logprob_token_ids=(50,)), "logprob_token_ids: token id 50"),
+    (Request(token_ids=(1,), top_logprobs=65), r"top_logprobs must be in \[0, 64\], got 65"),
+    (Request(token_ids=(1,), prompt_logprobs_start=3), r"start must be in \[0, 1\], got 3"),
+    (Request(token_ids=(1,), return_routing=True), "'capture_routing', which is off"),
     (
         Request(token_ids=(1,), sampling_params=SamplingParams(stop=("x",))),
         "need an engine with a tok",
@@ -329,7 +331,7 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
     with engine(network("sparse")) as engine_:
         engine_.pause("in_place")
         engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
-        with pytest.raises(DuplicateRequestIdError, match="'x' is being answered"):
+        with pytest.raises(DuplicateRequestIdError, match="'x' is already in use"):
             engine_.submit(greedy((1,), 2, id="x"), lambda delta: None)
         engine_.resume()
         engine_.generate_output(greedy((1,), 9))
@@ -339,11 +341,15 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
 @pytest.mark.parametrize(
     ("config", "settings", "why"),
     [
-        (latent_config(), {"context": 300}, "'context' 300 exceeds the model's 256"),
-        (latent_config(), {"pages": 3}, "256 tokens needs 16 pages of 16 tokens .* has 3"),
-        (latent_config(mtp=None), {"mtp_steps": 1}, "the model has no MTP layer"),
-        (latent_config(mtp={"share_index": True}), {"mtp_steps": 2}, "'index_share_for_mtp_it"),
-        (grouped_config("gdn"), {}, "'prefix_cache' must be false: gdn layers"),
+        (latent_config(), {"context_length": 300}, "'context_length' 300 exceeds the model's 256"),
+        (latent_config(), {"num_pages": 3}, "256 tokens needs 16 pages of 16 tokens .* has 3"),
+        (latent_config(mtp=None), {"num_speculative_tokens": 1}, "the model has no MTP layer"),
+        (
+            latent_config(mtp={"share_index": True}),
+            {"num_speculative_tokens": 2},
+            "'index_share_for_mtp_it",
+        ),
+        (grouped_config("gdn"), {}, "'prefix_caching' must be false: gdn layers"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_numbers(config, settings, why):
@@ -357,7 +363,7 @@ def test_scores_that_are_no_numbers_fail_the_request_not_the_engine():
         net.embed.weight[VOCAB - 1] = float("nan")
     with engine(net) as hurt:
         for _ in range(2):
-            with pytest.raises(EngineError, match="scores at token 30 are no numbers"):
+            with pytest.raises(EngineError, match="logits at token 30 are not finite"):
                 hurt.generate_output(greedy((VOCAB - 1,) * 30, 4))
         assert hurt.healthy
         ask = [greedy(prompt, 9) for prompt in ((1, 2), (3,), (4, 5, 6))]
@@ -370,10 +376,10 @@ def test_a_bug_fails_every_request_and_is_remembered():
     net = born(latent_config(), seed=6)
     with engine(net) as broken:
         broken.run_between_steps(lambda net: setattr(net.layers[1], "forward", None)).result()
-        with pytest.raises(EngineError, match="the engine broke: TypeError"):
+        with pytest.raises(EngineError, match="the engine failed: TypeError"):
             broken.generate_output(greedy((1, 2), 4))
         assert not broken.healthy
-        with pytest.raises(EngineError, match="the engine broke"):
+        with pytest.raises(EngineError, match="the engine failed"):
             broken.generate_output(greedy((1, 2), 4))
         assert broken.stats().pages_used == 0
 

@@ -52,13 +52,13 @@ def rows(count, index=0, wishes=()):
     return SamplingBatchInfo(np.arange(count), np.full(count, index), list(wishes), [])
 
 
-def asking(sampling, prompt=(1, 2), reply=(), stop_ids=frozenset()):
+def asking(sampling, prompt=(1, 2), reply=(), stop_token_ids=frozenset()):
     return Sequence(
         request=Request(token_ids=prompt, sampling_params=sampling),
         id="x",
         serial=0,
         seed=0,
-        stop_token_ids=stop_ids,
+        stop_token_ids=stop_token_ids,
         max_new_tokens=99,
         on_output=lambda delta: None,
         stream=False,
@@ -153,7 +153,7 @@ def test_penalties_count_the_reply_the_prompt_and_the_drafts():
 
 def test_biases_and_ends_that_come_too_early():
     wish = SamplingParams(logit_bias=(LogitBias(1, 2.5), LogitBias(3, -1.0)), min_new_tokens=3)
-    sequence = asking(wish, reply=(1,), stop_ids=frozenset({0}))
+    sequence = asking(wish, reply=(1,), stop_token_ids=frozenset({0}))
     early, late = LogitConstraint(0, sequence, [4]), LogitConstraint(1, sequence, [4, 4])
     found = apply_logit_constraints(torch.zeros(2, 5), torch.ones(2, 1), [early, late])
     assert found.tolist() == [[-math.inf, 2.5, 0, -1, 0], [0, 2.5, 0, -1, 0]]
@@ -161,7 +161,7 @@ def test_biases_and_ends_that_come_too_early():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_grammar_that_allows_nothing_but_the_end_may_end_early(device):
-    sequence = asking(SamplingParams(min_new_tokens=3), stop_ids=frozenset({0}))
+    sequence = asking(SamplingParams(min_new_tokens=3), stop_token_ids=frozenset({0}))
     over = torch.tensor([True, False, False])  # grammars are asked on the CPU, wherever logits are
     more = torch.tensor([True, False, True])
     wishes = [LogitConstraint(0, sequence, [], over), LogitConstraint(1, sequence, [], more)]
@@ -203,7 +203,9 @@ def test_replies_have_the_distribution_of_the_network(steps, wish):
                 share_V = apply_logit_constraints(logits_1V, temperature, [asked]).softmax(-1)[0]
                 grown |= {(*reply, t): p * float(share_V[t]) for t in range(5)}
             prob = grown
-    with engine(net, mtp_steps=steps, max_running=64, context=64) as serving:
+    with engine(
+        net, num_speculative_tokens=steps, max_running_requests=64, context_length=64
+    ) as serving:
         ask = [
             Request(
                 token_ids=prompt,

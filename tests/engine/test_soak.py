@@ -91,7 +91,11 @@ def test_nothing_is_left_behind(steps):
         assert len(asyncio.all_tasks()) == 1
 
     serving = engine(
-        copy_of(network("sparse")), mtp_steps=steps, pages=44, context=96, max_running=6
+        copy_of(network("sparse")),
+        num_speculative_tokens=steps,
+        num_pages=44,
+        context_length=96,
+        max_running_requests=6,
     )
     with serving:
         asyncio.run(main(serving))

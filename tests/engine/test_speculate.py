@@ -28,15 +28,15 @@ def guessed(monkeypatch):
     ("kind", "settings"),
     [
         ("counting", {}),
-        ("sparse", {"step_tokens": 5}),
+        ("sparse", {"max_prefill_tokens": 5}),
         ("dense", {}),
-        ("sparse", {"pages": 40, "context": 64}),
+        ("sparse", {"num_pages": 40, "context_length": 64}),
     ],
 )
 def test_a_first_draft_is_what_training_predicts_there(kind, settings, guessed):
     """Whatever was accepted, rejected, cached, chunked or retracted before: no gap, no shift."""
     net, asked = network(kind), prompts(6, seed=6)
-    with engine(net, mtp_steps=3, **settings) as serving:
+    with engine(net, num_speculative_tokens=3, **settings) as serving:
         for _ in range(2):  # the second time from the prefix cache
             serving.generate_outputs([greedy(prompt, 10) for prompt in asked])
     assert len(guessed) > 15
@@ -56,7 +56,7 @@ def test_a_first_draft_is_what_training_predicts_there(kind, settings, guessed):
 def test_what_can_be_foreseen_is_foreseen():
     """A count goes on for as long as one likes: nearly every draft is kept."""
     counts = [tuple((start + i) % VOCAB for i in range(30)) for start in range(0, 40, 5)]
-    with engine(network("counting"), mtp_steps=2) as serving:
+    with engine(network("counting"), num_speculative_tokens=2) as serving:
         serving.generate_outputs([greedy(count, 20) for count in counts])
         counters = serving.stats().counters
     assert counters.accepted_draft_tokens / counters.draft_tokens > 0.8

@@ -24,8 +24,8 @@ COUNT = 12
 
 @pytest.fixture(params=[False, True], ids=["at once", "later"])
 def serving(request):
-    with engine(network("counting"), mtp_steps=2) as found:
-        found._worker.overlap_streaming = request.param
+    with engine(network("counting"), num_speculative_tokens=2) as found:
+        found._loop.overlap_streaming = request.param
         yield found
 
 
@@ -62,7 +62,7 @@ def test_a_pause_keeps_nothing_back(serving):
             task = asyncio.create_task(listen())
             await first.wait()
             await asyncio.to_thread(serving.pause, "in_place")
-            (sequence,) = serving._worker.requests.values()
+            (sequence,) = serving._loop.requests.values()
             await until_async(lambda: len(tokens) == sequence.num_generated)
             assert sequence.num_generated < 80
         answer = await task
@@ -125,7 +125,7 @@ def test_when_an_engine_closes_nobody_waits_because_of_another_client():
     begun.wait()
     closed = Thread(target=closing.close)
     closed.start()
-    while not closing._worker._inbox.qsize():  # the end is on its way; who comes now is behind it
+    while not closing._loop._inbox.qsize():  # the end is on its way; who comes now is behind it
         time.sleep(0.001)
     closing.submit(greedy((1, 2), 4), lambda delta: {}["nobody takes it"])
     closing.run_between_steps(lambda network: None).cancel()

@@ -52,7 +52,7 @@ def swapped(mode, *, steps=0, prompts=PROMPTS, count=60):
             await asyncio.to_thread(serving.update_weights, load_other, 1, mode)
         return await asyncio.gather(*tasks)
 
-    serving = engine(copy_of(network("sparse")), mtp_steps=steps)
+    serving = engine(copy_of(network("sparse")), num_speculative_tokens=steps)
     return serving, asyncio.run(main(serving))
 
 
@@ -96,15 +96,15 @@ def test_a_prompt_that_is_read_anew_is_scored_anew():
     scored = SimpleQueue()
 
     def deliver(delta):  # on the engine's thread, between two steps
-        worker = serving._worker
+        worker = serving._loop
         reading = [s.num_computed for s in worker.scheduler.running if s.id == "scored"]
         if worker.scheduler.version == 0 and reading and 16 <= reading[0] < 50:
             worker.run_between_steps(lambda: worker.update_weights(load_other, 1, "retract"))
 
-    with engine(copy_of(network("sparse")), step_tokens=4) as serving:
+    with engine(copy_of(network("sparse")), max_prefill_tokens=4) as serving:
         serving.pause()
         serving.submit(greedy(PROMPTS[0], 60), deliver, streamed=True)
-        request = greedy(prompt, 1, id="scored", prompt_logprobs_from=0, top_logprobs=1)
+        request = greedy(prompt, 1, id="scored", prompt_logprobs_start=0, top_logprobs=1)
         serving.submit(request, scored.put)
         serving.resume()
         answer = scored.get().output
@@ -164,9 +164,9 @@ def test_the_prefix_cache_does_not_cross_versions(mode):
 def test_a_salt_keeps_requests_apart():
     prompt = tuple(range(20))
     with engine(network("sparse")) as serving:
-        serving.generate_output(greedy(prompt, 2, salt="a"))
-        assert serving.generate_output(greedy(prompt, 2, salt="b")).cached_tokens == 0
-        assert serving.generate_output(greedy(prompt, 2, salt="a")).cached_tokens == 16
+        serving.generate_output(greedy(prompt, 2, cache_salt="a"))
+        assert serving.generate_output(greedy(prompt, 2, cache_salt="b")).cached_tokens == 0
+        assert serving.generate_output(greedy(prompt, 2, cache_salt="a")).cached_tokens == 16
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -191,7 +191,7 @@ def test_a_pause_changes_no_reply(mode):
             assert (serving.stats().running == 0) == (mode == "retract")
         return await asyncio.gather(*tasks)
 
-    with engine(network("counting"), mtp_steps=2) as serving:
+    with engine(network("counting"), num_speculative_tokens=2) as serving:
         for prompt, answer in zip(PROMPTS, asyncio.run(main(serving)), strict=True):
             assert_greedy(network("counting"), prompt, answer.completion)
 

@@ -72,7 +72,7 @@ def test_a_token_takes_little_room():
 
 
 def test_another_format_is_refused():
-    with pytest.raises(ValueError, match="written in format 9, this reads format 1"):
+    with pytest.raises(ValueError, match="rollout format 9 is not supported, expected 1"):
         unpack_rollout(b"\x09" + bytes(20))
 
 

@@ -98,7 +98,10 @@ def test_a_torn_line_is_cut_off_and_the_repair_is_told(tmp_path):
 
 
 def test_a_folder_has_one_writer_at_a_time(tmp_path):
-    with Journal(tmp_path), pytest.raises(BlockingIOError, match="another writer has this run"):
+    with (
+        Journal(tmp_path),
+        pytest.raises(BlockingIOError, match=r"is in use by another process \(pid \d+\)"),
+    ):
         Journal(tmp_path)
     Journal(tmp_path).close()
 

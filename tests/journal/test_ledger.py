@@ -57,9 +57,11 @@ def test_a_group_ends_once(ledger):
     finished(ledger, 0, 0)
     ledger.record_update(0, 1, [0])
     for status in ("finished", "filtered", "failed"):
-        with pytest.raises(LedgerError, match=f"group 0 is not in flight.* become {status}"):
+        with pytest.raises(
+            LedgerError, match=f"group 0 cannot become {status}: it is not in flight"
+        ):
             ledger.end_group(0, status, "why")
-    with pytest.raises(LedgerError, match="group 0 is not finished: it cannot be trained"):
+    with pytest.raises(LedgerError, match="group 0 cannot become trained: it is not finished"):
         ledger.record_update(1, 2, [0])
     assert statuses(ledger) == {0: "trained"}
 
@@ -67,7 +69,7 @@ def test_a_group_ends_once(ledger):
 def test_a_batch_is_trained_whole_or_not_at_all(ledger):
     finished(ledger, 0, 0)
     ledger.issue([entry(1)])
-    with pytest.raises(LedgerError, match="group 1 is not finished"):
+    with pytest.raises(LedgerError, match="group 1 cannot become trained: it is not finished"):
         ledger.record_update(0, 1, [0, 1])
     assert statuses(ledger) == {0: "finished", 1: "in flight"}
     assert ledger.batches() == []
@@ -184,7 +186,7 @@ def test_a_ledger_of_another_format_is_refused(tmp_path):
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
         ledger.set_metadata("format", 99)
-    with pytest.raises(LedgerError, match="has format 99, this reads format 1"):
+    with pytest.raises(LedgerError, match="ledger format 99 is not supported, expected 1"):
         Ledger(path)
 
 
@@ -217,10 +219,14 @@ def test_a_damaged_page_is_told_with_what_to_do(whole, tmp_path, spoilt):
     path = tmp_path / "ledger.sqlite"
     for start in range(0, len(whole), 4096):
         path.write_bytes(whole[:start] + spoilt + whole[start + 4096 :])
-        with pytest.raises(LedgerError, match=r"ledger\.sqlite: .*: the file is damaged; put a"):
+        with pytest.raises(
+            LedgerError, match=r"ledger\.sqlite: .*: the file is damaged; restore a"
+        ):
             read_everything(path)
         path.write_bytes(whole[: start + 100])
-        with pytest.raises(LedgerError, match=r"ledger\.sqlite: .*: the file is damaged; put a"):
+        with pytest.raises(
+            LedgerError, match=r"ledger\.sqlite: .*: the file is damaged; restore a"
+        ):
             read_everything(path)
 
 
@@ -246,7 +252,7 @@ def test_damaged_tokens_are_told_with_their_group(ledger, tmp_path, at):
     packed[at] ^= 0x10
     with sqlite3.connect(tmp_path / "ledger.sqlite") as other:
         other.execute("UPDATE attempts SET packed = ? WHERE member = 1", (bytes(packed),))
-    with pytest.raises(LedgerError, match=r"of group 7 |in format 17"):
+    with pytest.raises(LedgerError, match=r"of group 7 |rollout format 17"):
         ledger.rollouts(7)
 
 
@@ -261,7 +267,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(ledger):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
     try:
-        with pytest.raises(LedgerError, match=r"ledger\.sqlite: .*free some space"):
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: .*free some disk space"):
             fill(ledger)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -272,7 +278,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(ledger):
 
 def test_a_full_database_is_told(ledger):
     ledger._base.execute("PRAGMA max_page_count = 20")  # what SQLite itself calls a full disk
-    with pytest.raises(LedgerError, match="full: free some space, then call the same command"):
+    with pytest.raises(LedgerError, match="full: free some disk space, then run the same command"):
         fill(ledger)
 
 

@@ -16,9 +16,9 @@ from itertools import count
 from paddock.journal import Journal
 journal, life = Journal(sys.argv[1]), int(sys.argv[2])
 for n in count():
-    journal.metric(n, life=life, **{"m" * (n * 37 % 6000 if n % 10 else 100_000): 0.5})
+    journal.log_metrics(n, life=life, **{"m" * (n * 37 % 6000 if n % 10 else 100_000): 0.5})
     if n % 50 == 0:
-        journal.event("tick", life=life, n=n, text="e" * (n * 91 % 9000))
+        journal.log_event("tick", life=life, n=n, text="e" * (n * 91 % 9000))
 """
 
 
@@ -105,7 +105,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 journal, refused = Journal(sys.argv[1]), 0
 for n in range(100):
     try:
-        journal.metric(n)
+        journal.log_metrics(n)
     except OSError:
         refused += 1
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)

@@ -109,7 +109,7 @@ def test_what_is_no_ledger_is_said(tmp_path):
     with pytest.raises(LedgerError, match="not a database"):
         LedgerView(tmp_path / "ledger.sqlite")
     (tmp_path / "empty.sqlite").touch()
-    with pytest.raises(LedgerError, match="no ledger"):
+    with pytest.raises(LedgerError, match="not a ledger"):
         LedgerView(tmp_path / "empty.sqlite")
 
 

@@ -15,34 +15,37 @@ def test_a_dialogue_survives_the_wire():
 
 
 @pytest.mark.parametrize(
-    ("mark", "complaint"),
+    ("mark", "error"),
     [
-        ({"message": 2}, r"untrained\[0\]: message 2 of 2 is not there"),
-        ({"message": 0}, "message 0 is of the user, no reply"),
-        ({"message": 1, "part": "content", "end": 9}, "ends at 9, but the content ends at 5"),
-        ({"message": 1, "part": "reasoning", "init": 4}, "ends at 4, but the reasoning ends at 3"),
-        ({"message": 1, "part": "calls", "end": 2}, "ends at 2, but the calls ends at 1"),
+        ({"message": 2}, r"untrained\[0\]: message 2 not found; the dialogue has 2"),
+        ({"message": 0}, "message 0 must come from the assistant, got user"),
+        ({"message": 1, "part": "content", "end": 9}, "ends at 9, but the length of content is 5"),
+        (
+            {"message": 1, "part": "reasoning", "start": 4},
+            "ends at 4, but the length of reasoning is 3",
+        ),
+        ({"message": 1, "part": "calls", "end": 2}, "ends at 2, but the length of calls is 1"),
     ],
 )
-def test_a_mark_must_point_at_something(mark, complaint):
-    with pytest.raises(ValueError, match=complaint):
+def test_a_mark_must_point_at_something(mark, error):
+    with pytest.raises(ValueError, match=error):
         Dialogue(messages=(ASK, REPLY), untrained=(LossMaskSpan(**mark),))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    ("wrong", "error"),
     [
-        ({"messages": (ASK,)}, "none of 1 is a reply"),
-        ({"thinking": "hard"}, "thinking: 'hard' is none of interleaved"),
-        ({"weight": -1.0}, "weight: -1.0"),
-        ({"weight": float("nan")}, "weight: nan"),
+        ({"messages": (ASK,)}, "none of 1 comes from the assistant"),
+        ({"thinking": "hard"}, "thinking: must be one of interleaved"),
+        ({"weight": -1.0}, "weight: must be finite and at least 0, got -1.0"),
+        ({"weight": float("nan")}, "weight: must be finite and at least 0, got nan"),
     ],
 )
-def test_what_cannot_be_learnt_from_is_refused(wrong, complaint):
-    with pytest.raises(ValueError, match=complaint):
+def test_what_cannot_be_learnt_from_is_refused(wrong, error):
+    with pytest.raises(ValueError, match=error):
         Dialogue(**({"messages": (ASK, REPLY)} | wrong))
 
 
 def test_a_range_must_not_end_before_it_starts():
-    with pytest.raises(ValueError, match="3 to 2 is no range"):
+    with pytest.raises(ValueError, match=r"end: 2 must not be smaller than start \(3\)"):
         LossMaskSpan(message=0, part="content", start=3, end=2)

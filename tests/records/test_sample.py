@@ -19,12 +19,12 @@ SAMPLE = TrainSample(
     ("field", "value"),
     [
         ("id", ""),
-        ("tokens", (7, 8, -9)),
+        ("token_ids", (7, 8, -9)),
         ("logprobs", (0.0, -0.1)),
         ("logprobs", (0.0, -0.1, -inf)),
-        ("trained", (False, True)),
-        ("trained", (False, False, False)),
-        ("trained", (True, True, True)),
+        ("loss_mask", (False, True)),
+        ("loss_mask", (False, False, False)),
+        ("loss_mask", (True, True, True)),
         ("advantages", (0.5,)),
         ("advantages", (0.0, nan, 0.5)),
         ("oldest_version", -1),
@@ -40,5 +40,5 @@ def test_a_sample_cannot_be_changed():
         SAMPLE.oldest_version = 9
 
 
-def test_lag_counts_versions_since_the_oldest_token():
+def test_staleness_counts_versions_since_the_oldest_token():
     assert [SAMPLE.staleness(now) for now in (3, 4, 7)] == [0, 1, 4]

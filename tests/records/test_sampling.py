@@ -23,21 +23,21 @@ def test_it_travels_unchanged():
 @pytest.mark.parametrize(
     ("field", "value", "why"),
     [
-        ("max_new_tokens", 0, "is less than 1"),
-        ("min_new_tokens", -1, "is negative"),
-        ("temperature", -0.1, "is not at least 0"),
-        ("temperature", float("nan"), "is not at least 0"),
-        ("top_p", 1.5, r"is not in \(0, 1\]"),
-        ("top_k", 0, "is less than 1"),
-        ("min_p", 2.0, r"is not in \[0, 1\]"),
-        ("repetition_penalty", 0.0, "is not above 0"),
-        ("frequency_penalty", 3.0, r"is not in \[-2, 2\]"),
-        ("presence_penalty", float("inf"), r"is not in \[-2, 2\]"),
-        ("stop_ids", (3, -1), "has a negative id"),
-        ("stop_texts", ("",), "has an empty text"),
-        ("seed", -1, "is not in"),
-        ("seed", 2**63, "is not in"),
-        ("thinking_budget", -1, "is negative"),
+        ("max_new_tokens", 0, "must be at least 1"),
+        ("min_new_tokens", -1, "must not be negative"),
+        ("temperature", -0.1, "must be at least 0"),
+        ("temperature", float("nan"), "must be at least 0"),
+        ("top_p", 1.5, r"must be in \(0, 1\]"),
+        ("top_k", 0, "must be at least 1"),
+        ("min_p", 2.0, r"must be in \[0, 1\]"),
+        ("repetition_penalty", 0.0, "must be above 0"),
+        ("frequency_penalty", 3.0, r"must be in \[-2, 2\]"),
+        ("presence_penalty", float("inf"), r"must be in \[-2, 2\]"),
+        ("stop_token_ids", (3, -1), "must not hold a negative id"),
+        ("stop", ("",), "must not hold an empty string"),
+        ("seed", -1, "must be in"),
+        ("seed", 2**63, "must be in"),
+        ("thinking_budget", -1, "must not be negative"),
     ],
 )
 def test_what_no_sampler_could_do_is_refused(field, value, why):
@@ -57,7 +57,7 @@ def test_next_to_no_temperature_is_none():
 
 
 def test_a_grammar_and_a_bias_are_checked():
-    with pytest.raises(ValueError, match="kind: 'lark' is none of json_schema"):
+    with pytest.raises(ValueError, match="kind: must be one of json_schema"):
         Grammar("lark", "x")
-    with pytest.raises(ValueError, match="amount: inf is not finite"):
+    with pytest.raises(ValueError, match="amount: must be finite, got inf"):
         LogitBias(1, float("inf"))

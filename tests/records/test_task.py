@@ -7,7 +7,7 @@ from paddock.records import Budget, Failure, FailureKind, Message, Task, Verdict
 from paddock.records.task import MAX_ABS_REWARD
 from paddock.rl.advantage import group_advantages
 
-LIMITS = Budget(turns=4, seconds=30.0, output_bytes=4096)
+BUDGET = Budget(turns=4, seconds=30.0, output_bytes=4096)
 PROMPT = (Message(role="user", content="2+2?"),)
 
 
@@ -18,17 +18,17 @@ def test_a_budget_without_end_or_without_room_is_refused(limit, value):
         Budget(**{"turns": 1, "seconds": 1.0, "output_bytes": 1, limit: value})
 
 
-@pytest.mark.parametrize("field", ["id", "world", "messages"])
+@pytest.mark.parametrize("field", ["id", "env", "messages"])
 def test_a_task_says_who_it_is_where_it_lives_and_what_it_asks(field):
-    given = {"id": "sum/1", "world": "math", "messages": PROMPT, "limits": LIMITS}
-    with pytest.raises(ValueError, match=f"^{field}: empty"):
+    given = {"id": "sum/1", "env": "math", "messages": PROMPT, "budget": BUDGET}
+    with pytest.raises(ValueError, match=f"^{field}: must not be empty"):
         Task(**given | {field: type(given[field])()})
 
 
 def test_a_reward_that_is_not_a_number_is_no_verdict():
     with pytest.raises(ValueError, match=r"^reward: "):
         Verdict(reward=nan)
-    with pytest.raises(ValueError, match=r"^parts: style is inf"):
+    with pytest.raises(ValueError, match=r"^parts: style must be finite, got inf"):
         Verdict(reward=0.0, parts={"tests": 1.0, "style": inf})
 
 
@@ -55,7 +55,7 @@ def test_only_a_failure_of_the_policy_is_held_against_it():
 
 
 def test_a_failure_of_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=r"^kind: 'weather' is none of policy, world"):
+    with pytest.raises(ValueError, match=r"^kind: must be one of policy, world"):
         Failure(kind="weather", where="", what="")
 
 

@@ -50,9 +50,9 @@ budgets = st.builds(
 tasks = st.builds(
     Task,
     id=names,
-    world=names,
+    env=names,
     messages=st.lists(messages, min_size=1, max_size=3).map(tuple),
-    limits=budgets,
+    budget=budgets,
 )
 outcomes = st.builds(
     Verdict, reward=st.floats(-1e6, 1e6), parts=st.dictionaries(st.text(), finite), note=st.text()
@@ -121,13 +121,13 @@ def test_what_was_encoded_shares_nothing_with_the_record():
     ("change", "error"),
     [
         ({"token": []}, r"Sample\.token: unknown key"),
-        ({"tokens": None}, r"Sample\.tokens: expected an array, got None"),
-        ({"tokens": [7, "8"]}, r"Sample\.tokens\[1\]: expected int, got '8'"),
-        ({"tokens": [7, True]}, r"Sample\.tokens\[1\]: expected int, got True"),
-        ({"trained": [0, 1]}, r"Sample\.trained\[0\]: expected bool, got 0"),
+        ({"token_ids": None}, r"TrainSample\.token_ids: expected an array, got None"),
+        ({"token_ids": [7, "8"]}, r"TrainSample\.token_ids\[1\]: expected int, got '8'"),
+        ({"token_ids": [7, True]}, r"TrainSample\.token_ids\[1\]: expected int, got True"),
+        ({"loss_mask": [0, 1]}, r"TrainSample\.loss_mask\[0\]: expected bool, got 0"),
         ({"logprobs": [0.0, None]}, r"Sample\.logprobs\[1\]: expected float, got None"),
         ({"oldest_version": 3.0}, r"Sample\.oldest_version: expected int, got 3\.0"),
-        ({"trained": [True, True]}, r"Sample\.trained: the first token has nothing before it"),
+        ({"loss_mask": [True, True]}, r"TrainSample\.loss_mask: the first token cannot be trained"),
     ],
 )
 def test_what_is_not_the_record_is_refused_by_its_path(change, error):
@@ -144,7 +144,9 @@ def test_a_key_may_be_missing_only_where_the_field_has_a_default():
 def test_an_error_deep_inside_names_the_whole_path():
     call = {"id": "c", "name": "", "arguments": {}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    with pytest.raises(RecordDecodeError, match=r"^Message\.tool_calls\[0\]\.name: empty$"):
+    with pytest.raises(
+        RecordDecodeError, match=r"^Message\.tool_calls\[0\]\.name: must not be empty$"
+    ):
         decode(Message, message)
 
 
@@ -170,5 +172,5 @@ def test_a_record_that_the_wire_cannot_carry_is_our_mistake_not_the_senders():
     class Odd:
         tags: set[str]
 
-    with pytest.raises(TypeError, match=r"cannot carry set\[str\]"):
+    with pytest.raises(TypeError, match=r"unsupported field type in a record: set\[str\]"):
         decode(Odd, {"tags": []})

@@ -300,7 +300,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     )
     run(live(disk, pace, tasks, engine, batches=2, step_s=step_s))
     ledger = Ledger(disk.path)
-    with pytest.raises(LedgerError, match="has 9 updates, the ledger knows of 4"):
+    with pytest.raises(LedgerError, match="has 9 updates, but the ledger has 4"):
         ledger.rewind(9, whole=False)
     with pytest.raises(LedgerError, match="in the middle of a batch that was trained from 2 to 4"):
         ledger.rewind(3, whole=False)

@@ -302,7 +302,7 @@ def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(start, tmp_path)
     recipe, theirs = recipe_in(tmp_path, start), tmp_path / "run" / "recipe.toml"
     with Journal(tmp_path / "run"):
         theirs.write_text("of the run that is alive")
-        with pytest.raises(BlockingIOError, match="another writer has this run"):
+        with pytest.raises(BlockingIOError, match="is in use by another process"):
             run_rl(recipe, tmp_path / "run", [])
     assert theirs.read_text() == "of the run that is alive"
 

@@ -97,7 +97,7 @@ def test_a_tool_call_is_shown_and_its_result_answered(page):
 
 
 def test_a_reply_can_be_stopped_and_the_chat_started_over(page, live, monkeypatch):
-    runner = live.engines[0]._worker.runner
+    runner = live.engines[0]._loop.runner
     run = runner.run
 
     def slowly(*step):

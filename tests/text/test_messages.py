@@ -103,7 +103,7 @@ def test_a_client_may_send_every_field_with_every_message():
         ),
         (
             {"role": "assistant", "tool_calls": [{"id": "a", "name": "f"}] * 2},
-            r"messages\[1\]\.tool_calls: two have the same id",
+            r"messages\[1\]\.tool_calls: ids must be unique",
         ),
     ],
 )

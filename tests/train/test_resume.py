@@ -113,7 +113,7 @@ def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(straight, tmp_pa
     theirs = run.folder / "recipe.toml"
     with Journal(run.folder):
         theirs.write_text("of the run that is alive")
-        with pytest.raises(BlockingIOError, match="another writer has this run"):
+        with pytest.raises(BlockingIOError, match="is in use by another process"):
             train(run, say=quiet, watch=quiet)
     assert theirs.read_text() == "of the run that is alive"
 
