@@ -187,9 +187,10 @@ Entry = tuple[str, Tensor, torch.dtype]
 def _shards(network: Transformer, dtype: torch.dtype | None, limit: int) -> Iterator[list[Entry]]:
     """All released tensors in groups whose bytes stay within the limit, one tensor at least."""
     group: list[Entry] = []
-    size = 0
+    size, fp32 = 0, network.fp32_tensor_names()
     for name, tensor in network.state_dict().items():
-        stored = _stored(tensor, name, dtype)
+        # Tensors that decide rankings keep their dtype whatever the rest is stored in.
+        stored = tensor.dtype if dtype is None or name in fp32 else dtype
         for piece in map_tensor(name, tuple(tensor.shape), network.config):
             part = slice_tensor(tensor.detach(), piece)
             nbytes = part.numel() * stored.itemsize
@@ -199,13 +200,6 @@ def _shards(network: Transformer, dtype: torch.dtype | None, limit: int) -> Iter
             group.append((piece.released_name, part, stored))
             size += nbytes
     yield group
-
-
-def _stored(tensor: Tensor, name: str, dtype: torch.dtype | None) -> torch.dtype:
-    """What decides rankings is kept in float32 whatever the rest is stored in."""
-    if dtype is None or name.endswith(("router.bias", "indexer.weights.weight")):
-        return tensor.dtype
-    return dtype
 
 
 def _keep_what_else_is_there(target: Path, fresh: Path) -> None:

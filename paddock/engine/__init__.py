@@ -27,6 +27,7 @@ stop_strings.py  texts that end a reply
 thinking_budget.py  how long a reply may think
 """
 
+import paddock.quant  # noqa: F401  registers the loader of quantized checkpoints
 from paddock.engine.engine import Engine
 from paddock.engine.engine_loop import PauseMode
 from paddock.engine.request import (

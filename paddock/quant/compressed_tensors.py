@@ -46,15 +46,18 @@ ACTIVATIONS = {
 
 
 def to_compressed_tensors(
-    name: str, tensor: Tensor | QuantizedTensor, config: ModelConfig, dtype: torch.dtype
+    name: str, tensor: Tensor | QuantizedTensor, config: ModelConfig, dtype: torch.dtype | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What our tensor `name` is on disk."""
+    """The stored tensors of our tensor `name`; one that is not quantized is stored as `dtype`, or
+    in its own where that is None."""
     if isinstance(tensor, Tensor):
-        kept = tensor.dtype if name.endswith(("router.bias", "indexer.weights.weight")) else dtype
         for piece in tensor_names.map_tensor(name, tuple(tensor.shape), config):
             yield (
                 piece.released_name,
-                tensor_names.slice_tensor(tensor, piece).to("cpu", kept).contiguous().clone(),
+                tensor_names.slice_tensor(tensor, piece)
+                .to("cpu", dtype or tensor.dtype)
+                .contiguous()
+                .clone(),
             )
         return
     for piece in tensor_names.map_tensor(name, tuple(tensor.integer_XFD.shape), config):

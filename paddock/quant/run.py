@@ -110,6 +110,7 @@ class _Work:
         config, self.tensors = open_checkpoint(source)
         self.config = drop_missing_mtp(config, self.tensors)
         self.network = meta_model(self.config)
+        self.fp32_names = self.network.fp32_tensor_names()
         self.plan = match_tensors(self.network, self.tensors)
         self.turns = Rotations.from_config(self.config, settings.seed) if settings.rotate else None
         # What is written: a turned head is no longer the embedding.
@@ -265,7 +266,9 @@ class _Work:
     ) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in block.state_dict().items():
             value: Tensor | QuantizedTensor = found.get(name, tensor)
-            yield from to_compressed_tensors(f"layers.{layer}.{name}", value, self.made, self.dtype)
+            full_name = f"layers.{layer}.{name}"
+            dtype = None if full_name in self.fp32_names else self.dtype
+            yield from to_compressed_tensors(full_name, value, self.made, dtype)
 
     @torch.no_grad()
     def _finish(

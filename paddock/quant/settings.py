@@ -6,11 +6,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
 from paddock.config import BaseSettings
-from paddock.model import DecoderLayer
+from paddock.model import DecoderLayer, attention
 from paddock.quant.w4a8 import QuantizationArgs
-
-# What decides rankings, or is used as a matrix, is left as it is.
-UNQUANTIZED = ("kv_b", "indexer.key", "indexer.weights")
 
 
 class QuantSettings(BaseSettings):
@@ -62,9 +59,19 @@ RECIPES = {
 
 
 def quantizable_linears(block: DecoderLayer) -> dict[str, nn.Linear]:
-    """The linear maps of a layer that become integers, by name within it."""
+    """The linear layers of a decoder layer that are quantized, by name within it.
+
+    Not quantized: index keys and head weights, which decide rankings, and kv_b, which absorbed
+    attention uses as a matrix.
+    """
+    unquantized: list[nn.Module] = []
+    for module in block.modules():
+        if isinstance(module, attention.Indexer):
+            unquantized += [module.key, module.weights]
+        elif isinstance(module, attention.MLA):
+            unquantized.append(module.kv_b)
     return {
         name: module
         for name, module in block.named_modules()
-        if isinstance(module, nn.Linear) and not name.endswith(UNQUANTIZED)
+        if isinstance(module, nn.Linear) and not any(module is other for other in unquantized)
     }

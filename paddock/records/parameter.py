@@ -36,6 +36,7 @@ class ParameterRole:
 
     kind: ParameterKind
     split: MuonSplit | None = None
+    keep_fp32: bool = False  # not rounded to a smaller dtype: it decides a ranking
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ParameterKind):

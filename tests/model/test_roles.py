@@ -51,3 +51,14 @@ def test_a_tied_head_is_one_parameter():
     assert roles(network)["embed.weight"].kind == "embedding"
     assert "head.weight" not in roles(network)
     assert isinstance(network.head.weight, torch.nn.Parameter)
+
+
+def test_what_decides_rankings_stays_float32():
+    network = born(latent_config())
+    names = {name for name in network.state_dict() if name.endswith("indexer.weights.weight")}
+    assert {name for name, _, role in network.parameter_roles() if role.keep_fp32} == names
+    biases = {name for name in network.state_dict() if name.endswith("router.bias")}
+    assert network.fp32_tensor_names() == names | biases
+    network.cast(torch.bfloat16)
+    wide = {name for name, p in network.named_parameters() if p.dtype == torch.float32}
+    assert wide == names

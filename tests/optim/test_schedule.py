@@ -64,7 +64,7 @@ spans = st.floats(0, 1e13)
 shares = st.floats(0, 1)
 
 
-@given(warmup=spans, flat=spans, fall=spans, final=shares, x=spans, other_charts=spans)
+@given(warmup=spans, flat=spans, fall=spans, final=shares, x=spans, further=spans)
 def test_factors_stay_between_zero_and_one_and_never_rise_after_the_warm_up(
     warmup, flat, fall, final, x, further
 ):

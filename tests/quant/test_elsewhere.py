@@ -150,7 +150,7 @@ def test_no_more_experts_at_once_than_memory_takes(monkeypatch):
         there = stack.to(ELSEWHERE)
         assert list(batch_experts(there, experts, 16)) == [experts]
         each = 4 * 24 * (6 * 64 + 5 * 16)
-        monkeypatch.setattr(calibrating, "scratch", lambda _: 2 * each)
+        monkeypatch.setattr(calibrating, "scratch_bytes", lambda _: 2 * each)
         assert list(batch_experts(there, experts, 16)) == [[0, 2], [3, 5], [6]]
-        monkeypatch.setattr(calibrating, "scratch", lambda _: each // 2)
+        monkeypatch.setattr(calibrating, "scratch_bytes", lambda _: each // 2)
         assert list(batch_experts(there, experts, 16)) == [[e] for e in experts]

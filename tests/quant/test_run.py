@@ -238,7 +238,7 @@ def test_a_run_that_was_killed_while_it_tidied_up_loses_nothing(
     monkeypatch.setattr(owner, step, kill)
     with pytest.raises(KeyboardInterrupt):
         quantize_folder(source, tmp_path / "q", QUICK, passages=text())
-    monkeypatch.rollback()
+    monkeypatch.undo()
     seen = []
     report = quantize_folder(source, tmp_path / "q", QUICK, passages=text(), say=seen.append)
     assert not seen
@@ -291,7 +291,7 @@ def test_only_one_layer_is_ever_in_memory(source, tmp_path, monkeypatch):
             alive.pop()
 
     most = []
-    monkeypatch.setattr(running, "Block", Counted)
+    monkeypatch.setattr(running, "DecoderLayer", Counted)
     quantize_folder(
         source, tmp_path / "q", QUICK, passages=text(), say=lambda _: most.append(len(alive))
     )
