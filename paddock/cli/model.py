@@ -128,7 +128,7 @@ def convert(
     if chat is not None:
         network, beside = _with_chat(network, beside, chat, source)
     with stderr.status(Text(f"writing {target}")):
-        save_pretrained(network, target, shard_bytes=shard_bytes, beside=beside)
+        save_pretrained(network, target, shard_bytes=shard_bytes, extra_files=beside)
     stored = str(network.embed.weight.dtype).removeprefix("torch.")
     typer.echo(f"{target}: {network.config.family}, {stored}, {_size_of_weights(target)}")
     typer.echo(f"beside the weights: {', '.join(sorted(beside)) or 'nothing'}")

@@ -24,9 +24,9 @@ def test_what_is_already_quantized_is_refused(target, tmp_path):
 
 
 def test_a_network_of_integers_is_not_saved_as_if_it_were_one_of_numbers(target, tmp_path):
-    with pytest.raises(CheckpointError, match="quantized or turned is not saved"):
+    with pytest.raises(CheckpointError, match="quantized or rotated network cannot be saved"):
         save_pretrained(load_pretrained(target), tmp_path / "out")
-    with pytest.raises(CheckpointError, match="quantized or turned is not saved"):
+    with pytest.raises(CheckpointError, match="quantized or rotated network cannot be saved"):
         save_pretrained(rotate(network()), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
