@@ -38,7 +38,7 @@ class WeightUpdate:
 class WeightPublisher(Protocol):
     """Sends a trainer's weights to engines, in this process or remote."""
 
-    def __call__(self, updates: Iterable[WeightUpdate]) -> None:
+    def __call__(self, updates: Iterable[WeightUpdate], /) -> None:
         """Send the updates; returns when new requests are served with these weights."""
 
 

@@ -80,7 +80,7 @@ def quantize(  # noqa: PLR0913  one option each
         place = "cpu"  # errors are summed in float64, which it does not have
     with QuantizeProgress() as bar:
         report = quantize_folder(
-            source, out, settings, passages=passages, device=place, say=bar.update
+            source, out, settings, passages=passages, device=place, on_progress=bar.update
         )
     if worlds:
         report["worlds"] = compare_in_envs(worlds, tasks, source, out, place)
@@ -213,18 +213,20 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     quality.add_row(
         "weights", format_bytes(before), format_bytes(after), f"{after / before:.0%} of it"
     )
-    if "nats" in report:
-        one, other = report["nats"]
+    if "nll" in report:
+        one, other = report["nll"]
         quality.add_row("nats a token", f"{one:.4f}", f"{other:.4f}", f"{other - one:+.4f}")
-        quality.add_row("the same next token", "", f"{report['agreement']:.1%}", "")
-    for bucket, apart in report.get("divergence", {}).items():
+        quality.add_row("the same next token", "", f"{report['top1_agreement']:.1%}", "")
+    for bucket, apart in report.get("kl_by_position", {}).items():
         quality.add_row(f"divergence below token {int(bucket):,}", "", f"{apart:.2e} nats", "")
-    if "needles" in report:
-        one, other = report["needles"]
+    if "needle_recall" in report:
+        one, other = report["needle_recall"]
         points = f"{100 * (other - one):+.1f} points"
-        quality.add_row(f"needles of {report['questions']}", f"{one:.1%}", f"{other:.1%}", points)
-    if "typical_divergence" in report:
-        typical = f"{report['typical_divergence']:.2e} nats"
+        quality.add_row(
+            f"needles of {report['needle_tasks']}", f"{one:.1%}", f"{other:.1%}", points
+        )
+    if "kl_geometric_mean" in report:
+        typical = f"{report['kl_geometric_mean']:.2e} nats"
         quality.add_row("typical divergence of a token", "", typical, "")
     for found in report.get("worlds", []):
         one, other = found["reward"]
@@ -235,10 +237,12 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     for layer in report["layers"]:
         layers.add_row(
             str(layer["layer"]),
-            f"{layer['own_error']:.4f}",
-            f"{layer['drift']:.4f}",
-            f"{layer['smoothed']} of {layer['tried']}" if "tried" in layer else "",
-            f"{layer['gain']:.0%}" if "gain" in layer else "",
-            str(layer.get("unseen_experts", "")),
+            f"{layer['layer_error']:.4f}",
+            f"{layer['cumulative_error']:.4f}",
+            f"{layer['smoothed']} of {layer['smoothing_candidates']}"
+            if "smoothing_candidates" in layer
+            else "",
+            f"{layer['smoothing_gain']:.0%}" if "smoothing_gain" in layer else "",
+            str(layer.get("uncalibrated_experts", "")),
         )
-    return [quality, layers] if report.get("tokens") or report.get("questions") else [quality]
+    return [quality, layers] if report.get("tokens") or report.get("needle_tasks") else [quality]

@@ -116,5 +116,5 @@ def test_a_silenced_channel_leaves_the_trunk_exact_and_drafts_finite():
 
 
 def test_recurrent_layers_are_refused():
-    with pytest.raises(QuantError, match="'gdn' layers cannot be turned"):
+    with pytest.raises(QuantError, match="'gdn' layers cannot be rotated"):
         rotate(born(grouped_config("gdn")))
