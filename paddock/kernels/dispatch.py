@@ -15,16 +15,16 @@ from torch import Tensor
 KERNELS = {
     "adamw": "a loop over parameters",
     "causal_attention": "PyTorch's attention over documents of many lengths",
-    "expert_choice": "sorting each token's router scores",
-    "few_experts": "sorting few rows by expert for grouped products",
-    "grouped_decode": "gathering the keys of every sequence of a batch, and spans one by one",
+    "expert_topk": "sorting each token's router scores",
+    "fused_experts": "sorting few rows by expert for grouped products",
+    "gqa_decode": "gathering the keys of every sequence of a batch, and spans one by one",
     "grouped_gemm": "a loop over experts",
     "index_kl": "probabilities of every head and key, held for a chunk of queries",
     "index_topk": "torch's product and top-k of index scores",
-    "kept_attention": "PyTorch's attention under a mask of booleans",
-    "latent_decode": "gathering the rows of every sequence of a batch and multiplying them",
-    "latent_prepare": "norms, rotations and copies between the products of a decoding layer",
-    "lm_loss": "elementwise passes over the logits",
+    "topk_masked_attention": "PyTorch's attention under a mask of booleans",
+    "mla_decode": "gathering the rows of every sequence of a batch and multiplying them",
+    "mla_prepare": "norms, rotations and copies between the products of a decoding layer",
+    "linear_cross_entropy": "elementwise passes over the logits",
     "moe_permute": "sorting and indexing rows by expert",
     "newton_schulz": "products of whole matrices, three a step",
     "norm": "elementwise passes of the norms",
@@ -33,7 +33,7 @@ KERNELS = {
     "swiglu": "elementwise passes of the gated activation",
     "topk": "torch.topk and a rule for ties",
     "w4a8_gemm": "unpacking integers and multiplying them as floats",
-    "wide_linear": "a product of widened copies",
+    "linear_fp32": "a product of widened copies",
 }
 _off: set[str] = set()
 

@@ -54,7 +54,7 @@ def topk_masked_attention(
     scale: float,
 ) -> Tensor:
     heads = (query_THD, key_SGD, value_SGV)
-    if packed.suits("kept_attention", *heads, spans):
+    if packed.suits("topk_masked_attention", *heads, spans):
         return packed.attention(*heads, spans, index_TK, scale=scale)
     return reference.topk_masked_attention(*heads, spans, index_TK, scale=scale)
 

@@ -12,7 +12,7 @@ BLOCK = 4096  # scores a program holds at once
 def suits(score_TE: Tensor, k: int) -> bool:
     T, E = score_TE.shape
     return (
-        is_enabled("expert_choice")
+        is_enabled("expert_topk")
         and score_TE.is_cuda
         and score_TE.get_device() == torch.cuda.current_device()
         and has_triton()

@@ -22,7 +22,7 @@ from .fused import is_supported
 def fused_experts(
     x_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor
 ) -> Tensor:
-    twin = fused if fused.can_use_kernel("few_experts", x_TD, gate_up_EGD, down_EDF) else reference
+    twin = fused if fused.can_use_kernel("fused_experts", x_TD, gate_up_EGD, down_EDF) else reference
     return twin.fused_experts(x_TD, expert_TK, weight_TK, gate_up_EGD, down_EDF)
 
 

@@ -25,7 +25,7 @@ def is_supported(x_TD: Tensor, expert_TK: Tensor, gate_up_EGD: Tensor, down_EDF:
         row_bytes = sum(stack[0].numel() * stack.element_size() for stack in stacks)
         few = rows <= CPU_ROWS_AN_EXPERT * len(gate_up_EGD)
         return few and rows * row_bytes <= scratch_bytes(x_TD.device)
-    return can_use_kernel("few_experts", x_TD, gate_up_EGD, down_EDF)
+    return can_use_kernel("fused_experts", x_TD, gate_up_EGD, down_EDF)
 
 
 def fused_experts(

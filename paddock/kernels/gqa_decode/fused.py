@@ -24,7 +24,7 @@ def suits(query: Tensor, key_SGD: Tensor, value_SGV: Tensor) -> bool:
     """Halves on a GPU that nobody wants gradients of; heads of at most 256 numbers."""
     heads = (query, key_SGD, value_SGV)
     return (
-        can_use_kernel("grouped_decode", *heads)
+        can_use_kernel("gqa_decode", *heads)
         and query.dtype == key_SGD.dtype == value_SGV.dtype
         and max(query.shape[-1], value_SGV.shape[-1]) <= WIDEST
         and query.shape[-2] <= MOST_SHARING * key_SGD.shape[1]

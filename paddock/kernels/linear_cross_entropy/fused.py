@@ -20,7 +20,7 @@ BLOCK = 4096  # columns of a chunk read at once
 
 
 def suits(hidden_TD: Tensor, head_VD: Tensor) -> bool:
-    return can_use_kernel("lm_loss", hidden_TD, head_VD) and hidden_TD.dtype == head_VD.dtype
+    return can_use_kernel("linear_cross_entropy", hidden_TD, head_VD) and hidden_TD.dtype == head_VD.dtype
 
 
 def nll(

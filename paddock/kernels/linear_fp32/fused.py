@@ -12,7 +12,7 @@ from paddock.kernels.precision import mm_fp32
 
 def suits(x_TD: Tensor, weight_ED: Tensor) -> bool:
     return (
-        is_enabled("wide_linear")
+        is_enabled("linear_fp32")
         and x_TD.is_cuda
         and x_TD.ndim == 2
         and x_TD.dtype in (torch.bfloat16, torch.float16)

@@ -21,7 +21,7 @@ MOST_LISTED = 1 << 26  # keys of all queries together, four bytes each
 def suits(query: Tensor, row_SC: Tensor, value: int) -> bool:
     """Halves on a GPU that nobody wants gradients of; a row of at most 512 values."""
     return (
-        can_use_kernel("latent_decode", query, row_SC)
+        can_use_kernel("mla_decode", query, row_SC)
         and query.dtype == row_SC.dtype
         and 0 < value <= WIDEST
         and row_SC.shape[1] - value <= WIDEST

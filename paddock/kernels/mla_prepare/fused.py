@@ -39,7 +39,7 @@ def suits(x_TE: Tensor, *parameters: Tensor) -> bool:
 def takes(*tensors: Tensor) -> bool:
     """Halves of one kind on the current GPU, in rows that a program can hold."""
     return (
-        can_use_kernel("latent_prepare", *tensors)
+        can_use_kernel("mla_prepare", *tensors)
         and all(x.dtype == tensors[0].dtype for x in tensors)
         and all(0 < x.shape[-1] <= WIDEST for x in tensors)
     )
