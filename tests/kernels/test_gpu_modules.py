@@ -1,5 +1,6 @@
 """GPU code on machines without a GPU: it imports, its tests collect, its switches exist."""
 
+import ast
 import importlib
 import os
 import re
@@ -41,6 +42,33 @@ def test_gpu_tests_collect():
 def test_kernel_switches_are_known():
     calls = re.compile(r"(?:can_use_kernel|is_enabled|suits)\(\s*\"(\w+)\"")
     used = {
-        name for file in (ROOT / "paddock").rglob("*.py") for name in calls.findall(file.read_text())
+        name
+        for file in (ROOT / "paddock").rglob("*.py")
+        for name in calls.findall(file.read_text())
     }
     assert used == set(KERNELS)
+
+
+@pytest.mark.skipif(not has_triton(), reason="triton is not installed")
+@pytest.mark.parametrize("module", [name for name in MODULES if name.endswith(("fused", "packed"))])
+def test_kernels_that_dispatch_imports_exist(module):
+    """Imports inside functions run only on a GPU: check their names, and what is used of them."""
+    package = module.rpartition(".")[0]
+    tree = ast.parse(Path(importlib.import_module(module).__file__).read_text())
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        source = importlib.import_module("." * node.level + (node.module or ""), package)
+        for imported in node.names:
+            if not hasattr(source, imported.name):
+                importlib.import_module(f"{source.__name__}.{imported.name}")
+            if imported.asname == "kernels":
+                kernels = importlib.import_module(f"{source.__name__}.{imported.name}")
+                used = {
+                    user.attr
+                    for user in ast.walk(tree)
+                    if isinstance(user, ast.Attribute)
+                    and isinstance(user.value, ast.Name)
+                    and user.value.id == "kernels"
+                }
+                assert not {name for name in used if not hasattr(kernels, name)}
