@@ -151,7 +151,7 @@ def _layer(tokens: int, moved: float, *, apart: DSA, joined: DSA) -> Iterator[Fi
 
     def ours(attention: DSA) -> list[Tensor]:
         assert attention.can_fuse_decode(x_TD, step)
-        ready = attention.prepare_decode(x_TD, step, wanted=True)
+        ready = attention.prepare_decode(x_TD, step, need_scores=True)
         assert ready.index is not None
         return [ready.absorbed_THC, ready.index.query_THD, ready.index.weight_TH]
 

@@ -60,9 +60,11 @@ def story_claims(story: Story, home: Path) -> list[Claim]:
 
 
 def loss_claims(title: str, report: dict[str, Any]) -> list[Claim]:
-    nats = report["nats"][1] - report["nats"][0]
-    points = 100 * (report["needles"][1] - report["needles"][0])
-    apart = ", ".join(f"< {place}: {value:.1e}" for place, value in report["divergence"].items())
+    nats = report["nll"][1] - report["nll"][0]
+    points = 100 * (report["needle_recall"][1] - report["needle_recall"][0])
+    apart = ", ".join(
+        f"< {place}: {value:.1e}" for place, value in report["kl_by_position"].items()
+    )
     return [
         Claim(
             name=f"{title}, held-out loss against the exact network",
@@ -71,7 +73,7 @@ def loss_claims(title: str, report: dict[str, Any]) -> list[Claim]:
             holds=nats <= MOST_NATS,
         ),
         Claim(
-            name=f"{title}, needles of {report['questions']} against the exact network",
+            name=f"{title}, needles of {report['needle_tasks']} against the exact network",
             target=f">= -{MOST_POINTS:g} points",
             measured=f"{points:+.1f} points",
             holds=points >= -MOST_POINTS,
@@ -102,12 +104,12 @@ def layer_weights(network: Transformer) -> int:
 
 
 def _told(report: dict[str, Any]) -> str:
-    before, after = report["nats"]
-    needles = report["needles"]
+    before, after = report["nll"]
+    needles = report["needle_recall"]
     return (
         f"{before:.4f} -> {after:.4f} nats, needles {needles[0]:.1%} -> {needles[1]:.1%}, "
-        f"divergence {report['typical_divergence']:.2e} typically, "
-        f"{report['mean_divergence']:.2e} in the mean, {report['agreement']:.1%} the same next "
+        f"divergence {report['kl_geometric_mean']:.2e} typically, "
+        f"{report['kl_mean']:.2e} in the mean, {report['top1_agreement']:.1%} the same next "
         f"token, {report['bytes'][1] / report['bytes'][0]:.0%} of the bytes"
     )
 

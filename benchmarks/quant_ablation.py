@@ -43,7 +43,7 @@ WITHOUT: dict[str, tuple[str, dict[str, Any]]] = {
     "smoothing": ("full", {"smooth": False}),
     "smoothing, experts int8": ("wide", {"smooth": False}),
 }
-MEASURES = {"typical": "typical_divergence", "mean": "mean_divergence"}
+MEASURES = {"typical": "kl_geometric_mean", "mean": "kl_mean"}
 
 Found = dict[str, dict[str, Any]]  # of each arm, its report
 
@@ -68,8 +68,8 @@ def calibrations(story: Story) -> Iterator[list[CalibrationText]]:
     """The same held-out text, and each time other text to calibrate with."""
     more = replace(AMOUNTS, calibrate=CALIBRATIONS * AMOUNTS.calibrate)
     passages = story.text(more, "sft")
-    given = [passage for passage in passages if passage.purpose == "calibrate"]
-    rest = [passage for passage in passages if passage.purpose != "calibrate"]
+    given = [passage for passage in passages if passage.purpose == "calibration"]
+    rest = [passage for passage in passages if passage.purpose != "calibration"]
     each = len(given) // CALIBRATIONS
     for number in range(CALIBRATIONS):
         # A stretch, in which all sources of text take turns: text of some of them alone would
@@ -108,7 +108,7 @@ def rows(name: str, found: Sequence[Found], *, claimed: bool = False) -> list[Cl
     ]
     for ingredient, (base, _) in WITHOUT.items():
         made.append(_ratio_claim(name, ingredient, base, found, decides=claimed))
-    ratio, error = _ratio(found, "nearest", "full", "typical_divergence")
+    ratio, error = _ratio(found, "nearest", "full", "kl_geometric_mean")
     return [*made, Claim(name=f"{name}: nearest integers alone", measured=_told(ratio, error))]
 
 
@@ -116,8 +116,8 @@ def _ratio_claim(
     name: str, ingredient: str, base: str, found: Sequence[Found], *, decides: bool
 ) -> Claim:
     arm = f"without {ingredient}"
-    ratio, error = _ratio(found, arm, base, "typical_divergence")
-    mean = _ratio(found, arm, base, "mean_divergence")
+    ratio, error = _ratio(found, arm, base, "kl_geometric_mean")
+    mean = _ratio(found, arm, base, "kl_mean")
     return Claim(
         name=f"{name}: without {ingredient}",
         target="> 1x by two standard errors" if decides else "",

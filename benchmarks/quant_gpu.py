@@ -45,7 +45,7 @@ SHAPES = {"gate and up": (4096, 6144), "down": (6144, 2048)}
 ROWS = (1, 4, 16, 64, 256, 1024)
 TOKENS = (1, 8, 64)  # of 256 experts, 8 of them each
 EXPERTS, CHOSEN = 256, 8
-TEXT: dict[TextPurpose, int] = {"calibrate": 65_536, "held_out": 32_768}  # as the verb takes it
+TEXT: dict[TextPurpose, int] = {"calibration": 65_536, "validation": 32_768}  # as the command
 VOCAB, LENGTHS = 4096, (2048, 700, 300, 1500)
 MOST_SECONDS = 60
 COPIES_BYTES = 1 << 30  # so many different weights take turns that no cache holds them
@@ -228,7 +228,7 @@ def whole_claims(device: str = "cuda") -> list[Claim]:
         source, small = Path(home) / "small", preset("small").model_copy(update={"vocab": VOCAB})
         save_pretrained(Transformer.from_config(small, 0), source, dtype="bfloat16")
         since = time.perf_counter()
-        quantize_folder(source, Path(home) / "q", passages=_text(), device=device, say=say)
+        quantize_folder(source, Path(home) / "q", passages=_text(), device=device, on_progress=say)
         say(QuantizationProgress(1, 1, "done"))
     seconds = sum(spent.values())
     parts = ", ".join(f"{what} {took:.1f}" for what, took in spent.items())

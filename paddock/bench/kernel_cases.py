@@ -304,16 +304,16 @@ def _gated_delta(inputs: RandomInputs) -> ReferenceAndKernel:
 CASES: dict[str, Callable[[RandomInputs], Call]] = {
     "adamw": _adamw,
     "causal_attention": _causal_attention,
-    "expert_choice": _expert_choice,
-    "few_experts": _few_experts,
-    "grouped_decode": _grouped_decode,
+    "expert_topk": _expert_choice,
+    "fused_experts": _few_experts,
+    "gqa_decode": _grouped_decode,
     "grouped_gemm": _grouped_gemm,
     "index_kl": _index_kl,
     "index_topk": _index_topk,
-    "kept_attention": _kept_attention,
-    "latent_decode": _latent_decode,
-    "latent_prepare": latent_prepare,
-    "lm_loss": _lm_loss,
+    "topk_masked_attention": _kept_attention,
+    "mla_decode": _latent_decode,
+    "mla_prepare": latent_prepare,
+    "linear_cross_entropy": _lm_loss,
     "moe_permute": _moe_permute,
     "newton_schulz": _newton_schulz,
     "norm": _norm,
@@ -322,7 +322,7 @@ CASES: dict[str, Callable[[RandomInputs], Call]] = {
     "swiglu": _swiglu,
     "topk": _topk,
     "w4a8_gemm": _w4a8_gemm,
-    "wide_linear": _wide_linear,
+    "linear_fp32": _wide_linear,
 }
 # Kernels that run wherever their reference does.
 PAIRED_CASES: dict[str, tuple[str, Callable[[RandomInputs], ReferenceAndKernel]]] = {

@@ -1,17 +1,17 @@
-"""Weights on disk and on the wire, in the released layout.
+"""Checkpoints in the Hugging Face layout, training state, GGUF and weight sync.
 
-checksum.py        checksums of tensors, in the header of their file
-config_common.py   what all families' config.json files share
+checksum.py        tensor checksums in the header of a safetensors file
+config_common.py   config.json fields that all families share
 config_gqa.py      config.json of llama, qwen2 and qwen3
-config_json.py     config.json as a configuration, and back
+config_json.py     config.json to ModelConfig and back
 config_mla.py      config.json of glm_moe_dsa, glm4_moe_lite and deepseek_v3
-safetensors_folder.py  a folder of safetensors, opened without reading it
-gguf.py            GGUF files of the llama and qwen families
-load.py            a released folder as a network
-tensor_names.py    our tensor names and the released ones
-save.py            a network as a released folder, whole or not at all
-training_state.py  the state of a training run
-weight_sync.py     weights from a trainer into a network that serves
+safetensors_folder.py  lazily opened folder of safetensors files
+gguf.py            loads GGUF files of the llama and qwen families
+load.py            loads a network from a checkpoint folder
+tensor_names.py    maps our tensor names to the released ones
+save.py            saves a network as a checkpoint folder, atomically
+training_state.py  training checkpoints: weights, optimizer state and other state
+weight_sync.py     weight sync: updates from a trainer into a serving network
 """
 
 from paddock.checkpoint import safetensors_folder, tensor_names, training_state

@@ -1,4 +1,4 @@
-"""What all families' config.json files share: strict reading, vocabulary, norms, rotation."""
+"""config.json fields that all model families share, and a strict reader."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ from paddock.checkpoint.safetensors_folder import BLOCK, CheckpointError
 from paddock.model import ModelConfig
 from paddock.model import config as model_config
 
-COMPRESSED_TENSORS = "compressed-tensors"  # the quant_method of checkpoints that hold integers
+COMPRESSED_TENSORS = "compressed-tensors"  # quant_method of checkpoints with integer weights
 Json = dict[str, Any]
-Word = TypeVar("Word")
+Value = TypeVar("Value")
 
-# Written by tools, read by tools; no tensor depends on them.
+# Keys that do not affect any tensor.
 IGNORED_KEYS = frozenset(
     [
         "architectures",
@@ -54,7 +54,7 @@ IGNORED_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ConfigValueType:
-    """What a setting may be: in words, and as a test."""
+    """The allowed values of a setting: a description for messages and a predicate."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -68,15 +68,13 @@ def _is_id(value: Any) -> bool:
     return type(value) is int
 
 
-POSITIVE_INT = ConfigValueType(
-    "a positive whole number", lambda value: type(value) is int and value > 0
-)
+POSITIVE_INT = ConfigValueType("a positive integer", lambda value: type(value) is int and value > 0)
 NON_NEGATIVE_INT = ConfigValueType(
-    "a whole number from zero up", lambda value: type(value) is int and value >= 0
+    "a non-negative integer", lambda value: type(value) is int and value >= 0
 )
 POSITIVE_FLOAT = ConfigValueType("a positive number", _is_number)
 NON_NEGATIVE_FLOAT = ConfigValueType(
-    "a number from zero up", lambda value: value == 0 or _is_number(value)
+    "a non-negative number", lambda value: value == 0 or _is_number(value)
 )
 BOOL = ConfigValueType("true or false", lambda value: type(value) is bool)
 TOKEN_ID = ConfigValueType("a token id", _is_id)
@@ -84,9 +82,9 @@ TOKEN_IDS = ConfigValueType(
     "a token id or a list of them",
     lambda value: _is_id(value) or (isinstance(value, list) and all(map(_is_id, value))),
 )
-STRING = ConfigValueType("text", lambda value: isinstance(value, str))
+STRING = ConfigValueType("a string", lambda value: isinstance(value, str))
 STRING_LIST = ConfigValueType(
-    "a list of words or a string of letters",
+    "a list of strings or a string of letters",
     lambda value: isinstance(value, list | str) and all(isinstance(word, str) for word in value),
 )
 OBJECT = ConfigValueType("an object", lambda value: isinstance(value, dict))
@@ -94,7 +92,7 @@ ANY = ConfigValueType("anything", lambda _: True)
 
 
 class ConfigJsonReader:
-    """A config.json whose keys are taken out one by one; what is left over is refused."""
+    """A config.json whose keys are consumed one by one; unknown keys are an error."""
 
     def __init__(self, data: Json, where: str) -> None:
         self.where = where
@@ -112,35 +110,35 @@ class ConfigJsonReader:
         return key in self._left
 
     def pop(self, key: str, kind: ConfigValueType, default: Any = ...) -> Any:
-        """The value of a key, which must be of its kind; its absence is an error unless there is a
-        default. null is absence."""
+        """Remove and return the value of a key, which must be of its kind. A missing key is an
+        error unless there is a default; null counts as missing."""
         self._asked.add(key)
         if key not in self._left:
             if default is ...:
-                self.fail(f"'{key}' is missing{_hint(key, self._left, 'is {} meant')}")
+                self.fail(f"'{key}' is missing{_hint(key, self._left, 'did you mean {}')}")
             return default
         value = self._left.pop(key)
         if not kind.fits(value):
-            self.fail(f"'{key}' is {value!r}; it must be {kind.words}")
+            self.fail(f"'{key}' must be {kind.words}, got {value!r}")
         return value
 
     def expect(self, key: str, *allowed: Any) -> None:
-        """A key that may be absent but must not say anything else."""
+        """Require one of the allowed values of a key that may be missing."""
         value = self.pop(key, ANY, allowed[0])
         if value not in allowed:
-            self.fail(f"'{key}' is {value!r}; only {' or '.join(map(repr, allowed))} is known")
+            self.fail(f"'{key}' must be {' or '.join(map(repr, allowed))}, got {value!r}")
 
     def per_layer(
-        self, key: str, known: Mapping[str, Word], layers: int
-    ) -> tuple[Word, ...] | None:
-        """A list of one word a layer, translated; None where there is none."""
+        self, key: str, known: Mapping[str, Value], layers: int
+    ) -> tuple[Value, ...] | None:
+        """A list with one name per layer, translated; None where the key is missing."""
         words = self.pop(key, STRING_LIST, None)
         if words is None:
             return None
         if unknown := [word for word in words if word not in known]:
-            self.fail(f"'{key}' names {unknown[0]!r}; there are {', '.join(known)}")
+            self.fail(f"'{key}' must consist of {', '.join(known)}, got {unknown[0]!r}")
         if len(words) != layers:
-            self.fail(f"'{key}' names {len(words)} layers of {layers}")
+            self.fail(f"'{key}' has {len(words)} entries for {layers} layers")
         return tuple(known[word] for word in words)
 
     def check_empty(self) -> None:
@@ -154,29 +152,29 @@ def _hint(key: str, others: Any, question: str) -> str:
 
 
 def format_validation_error(error: ValidationError) -> str:
-    """The first thing pydantic has to say, in a line."""
+    """The first error of pydantic in one line."""
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
+    location = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
-        return f"'{place}' is missing"
+        return f"'{location}' is missing"
     message = first["msg"].removeprefix("Value error, ")
-    return f"'{place}' = {first['input']!r}: {message}" if place else message
+    return f"'{location}' = {first['input']!r}: {message}" if location else message
 
 
 def check_quantization_config(r: ConfigJsonReader) -> None:
-    """float8 in square blocks is multiplied out when read, and integers are read by a loader of
-    their own (see load.LOADERS); nothing else would be understood."""
-    said = r.pop("quantization_config", OBJECT, {})
-    if said.get("quant_method") == COMPRESSED_TENSORS:
+    """Accept block-scaled float8, which is dequantized when read, and compressed-tensors, which
+    has its own loader (`load.QUANTIZED_LOADERS`); fail on any other scheme."""
+    values = r.pop("quantization_config", OBJECT, {})
+    if values.get("quant_method") == COMPRESSED_TENSORS:
         return
     known = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"}
-    for key, value in known.items() if said else ():
-        found = said.get(key, "e4m3" if key == "fmt" else None)
+    for key, value in known.items() if values else ():
+        found = values.get(key, "e4m3" if key == "fmt" else None)
         if found != value:
-            r.fail(f"'quantization_config.{key}' is {found!r}; only {value!r} is known")
+            r.fail(f"'quantization_config.{key}' must be {value!r}, got {found!r}")
 
 
-# What each kind of stretching may be told besides its factor, and of what kind that is.
+# Further settings of each kind of RoPE scaling, besides its factor.
 SCALING: dict[str, dict[str, ConfigValueType]] = {
     "linear": {},
     "llama3": {"low_freq_factor": POSITIVE_FLOAT, "high_freq_factor": POSITIVE_FLOAT},
@@ -205,7 +203,7 @@ def read_rope(r: ConfigJsonReader, layout: model_config.RopeLayout) -> model_con
 
 def _read_scaling(r: ConfigJsonReader, kind: Any) -> model_config.RopeScaling:
     if kind not in SCALING:
-        r.fail(f"no rope_type called {kind!r} is known; there are default, {', '.join(SCALING)}")
+        r.fail(f"'rope_type' must be one of default, {', '.join(SCALING)}, got {kind!r}")
     return model_config.RopeScaling(
         kind=kind,
         factor=r.pop("factor", POSITIVE_FLOAT),
@@ -217,11 +215,11 @@ def _read_scaling(r: ConfigJsonReader, kind: Any) -> model_config.RopeScaling:
 def write_rope(rope: model_config.RopeSettings) -> Json:
     parameters: Json = {"rope_theta": rope.theta, "rope_type": "default"}
     if rope.scaling is not None:
-        # Readers have defaults for yarn, the same as ours, but none for llama3.
-        said = rope.scaling.model_dump(exclude_defaults=rope.scaling.kind == "yarn")
+        # Readers share our defaults for yarn but have none for llama3.
+        values = rope.scaling.model_dump(exclude_defaults=rope.scaling.kind == "yarn")
         names = {"kind": "rope_type", "original_context": "original_max_position_embeddings"}
         names |= {key: key for key in ("factor", *SCALING[rope.scaling.kind])}
-        parameters |= {names[k]: v for k, v in said.items() if k in names and v is not None}
+        parameters |= {names[k]: v for k, v in values.items() if k in names and v is not None}
     return {"rope_parameters": parameters}
 
 

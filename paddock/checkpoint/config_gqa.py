@@ -1,4 +1,4 @@
-"""config.json of the grouped-query families people already have: llama, qwen2, qwen3."""
+"""config.json of the grouped-query families: llama, qwen2, qwen3."""
 
 from paddock.checkpoint.config_common import (
     BOOL,
@@ -58,8 +58,8 @@ def read_gqa_config(r: ConfigJsonReader, family: model_config.Family) -> ModelCo
 def _read_kinds(
     r: ConfigJsonReader, family: model_config.Family, layers: int
 ) -> tuple[tuple[model_config.AttentionKind, ...], int | None]:
-    """Which layers look through a window, and how wide it is."""
-    full = layers  # the first layers, which do not
+    """The attention kind of each layer, and the window size."""
+    full = layers  # number of leading layers with full attention
     window = listed = None
     if family != "llama":
         window = r.pop("sliding_window", POSITIVE_INT, None)
@@ -76,7 +76,7 @@ def _read_kinds(
 def write_gqa_config(config: ModelConfig) -> Json:
     gqa = config.gqa
     if gqa is None:
-        raise CheckpointError(f"a network of the family '{config.family}' needs 'gqa' settings")
+        raise CheckpointError(f"the family '{config.family}' needs 'gqa' settings")
     data = write_common(config, ARCHITECTURES[config.family]) | {
         "num_attention_heads": gqa.heads,
         "num_key_value_heads": gqa.kv_heads,

@@ -1,7 +1,7 @@
-"""Released config.json files and our configurations, both ways.
+"""config.json to ModelConfig and back.
 
-A key we do not know is refused: it may change what the weights mean. Keys that say nothing about
-the network are listed in config_common and ignored.
+An unknown key is an error: it may change what the weights mean. Keys that do not affect the network
+are listed in config_common and ignored.
 """
 
 import json
@@ -25,11 +25,11 @@ from paddock.model import config as model_config
 
 
 def config_from_json(data: Json, where: str = "config.json") -> ModelConfig:
-    """The network a config.json describes; CheckpointError names what is wrong with it."""
+    """The configuration that a config.json describes; raises CheckpointError if it is invalid."""
     reader = ConfigJsonReader(data, where)
     family = reader.pop("model_type", STRING)
     if family not in READ:
-        reader.fail(f"no model_type called {family!r} is known; there are {', '.join(READ)}")
+        reader.fail(f"'model_type' must be one of {', '.join(READ)}, got {family!r}")
     try:
         check_quantization_config(reader)
         config = READ[family](reader, family)
@@ -40,15 +40,16 @@ def config_from_json(data: Json, where: str = "config.json") -> ModelConfig:
 
 
 def config_to_json(config: ModelConfig) -> Json:
-    """What the released layout says about this network; CheckpointError where it cannot say it."""
+    """The config.json of a configuration; raises CheckpointError where the family cannot express
+    it."""
     data = WRITE[config.family](config)
-    understood = config_from_json(data, f"the released layout of '{config.family}'")
+    reread = config_from_json(data, f"config.json of '{config.family}'")
     for field in ModelConfig.model_fields:
-        ours, theirs = getattr(config, field), getattr(understood, field)
-        if ours != theirs and field != "init":  # how it was born changes nothing now
+        ours, found = getattr(config, field), getattr(reread, field)
+        if ours != found and field != "init":  # initialisation does not affect existing weights
             raise CheckpointError(
-                f"the released layout of '{config.family}' cannot say {field} = {ours!r}; "
-                "the family 'paddock' can"
+                f"config.json of '{config.family}' cannot express {field} = {ours!r}; "
+                "use the family 'paddock'"
             )
     return data
 

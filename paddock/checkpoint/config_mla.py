@@ -1,4 +1,4 @@
-"""config.json of the latent families: glm_moe_dsa, glm4_moe_lite, deepseek_v3."""
+"""config.json of the MLA families: glm_moe_dsa, glm4_moe_lite, deepseek_v3."""
 
 from paddock.checkpoint.config_common import (
     ANY,
@@ -21,9 +21,9 @@ ARCHITECTURES = {
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
-# How many leading layers are dense where config.json is silent.
+# Number of leading dense layers where config.json does not give it.
 LEADING_DENSE = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 3}
-# How far ahead the MTP layer was trained to look; released files do not say.
+# Depths that the MTP layer was trained at; released files do not give them.
 MTP_DEPTHS = {"glm_moe_dsa": 3, "glm4_moe_lite": 1, "deepseek_v3": 1}
 SHARE_INDEX = "index_share_for_mtp_iteration"
 MLP_KINDS: dict[str, model_config.MlpKind] = {"dense": "dense", "sparse": "moe"}
@@ -55,7 +55,7 @@ def read_mla_config(r: ConfigJsonReader, family: model_config.Family) -> ModelCo
         norm_eps=r.pop("latent_norm_eps", POSITIVE_FLOAT, common["norm_eps"]),
     )
     r.expect("qk_head_dim", mla.qk_head_dim)
-    r.pop("head_dim", ANY, None)  # every exporter says it differently; the dims above decide
+    r.pop("head_dim", ANY, None)  # exporters disagree on it; the dims above decide
     mlp = _read_mlp_kinds(r, layers, LEADING_DENSE[family])
     return ModelConfig(
         family=family,
@@ -72,7 +72,7 @@ def read_mla_config(r: ConfigJsonReader, family: model_config.Family) -> ModelCo
 
 def _read_layout(r: ConfigJsonReader, family: model_config.Family) -> model_config.RopeLayout:
     if family == "glm_moe_dsa":
-        r.expect("rope_interleave", True)  # transformers does not ask
+        r.expect("rope_interleave", True)  # transformers does not read it
         return "interleaved"
     return "interleaved" if r.pop("rope_interleave", BOOL, True) else "halves"
 
@@ -110,7 +110,7 @@ def _read_indexer(r: ConfigJsonReader, layers: int) -> model_config.IndexerSetti
 
 
 def _read_indexer_kinds(r: ConfigJsonReader, layers: int) -> tuple[model_config.IndexerKind, ...]:
-    """Listed, or spelled as a pattern, or by the released rule, in this order."""
+    """From the list, else the pattern, else the released rule."""
     freq = r.pop("index_topk_freq", POSITIVE_INT, 1)
     offset = r.pop("index_skip_topk_offset", NON_NEGATIVE_INT, 2)
     listed = r.per_layer("indexer_types", INDEXER_KINDS, layers)
@@ -126,14 +126,14 @@ def _read_mtp(r: ConfigJsonReader, family: model_config.Family) -> model_config.
     if shared and family != "glm_moe_dsa":
         r.fail(f"'{SHARE_INDEX}' is True, but the family has no indexer")
     if count > 1:
-        r.fail(f"'{key}' is {count}; at most one layer, used at every depth, is known")
+        r.fail(f"'{key}' must be 0 or 1 (one layer serves every depth), got {count}")
     return model_config.MTPSettings(depths=depths, share_index=shared) if count else None
 
 
 def write_mla_config(config: ModelConfig) -> Json:
     mla, moe = config.mla, config.moe
     if mla is None:
-        raise CheckpointError(f"a network of the family '{config.family}' needs 'mla' settings")
+        raise CheckpointError(f"the family '{config.family}' needs 'mla' settings")
     data = write_common(config, ARCHITECTURES[config.family]) | {
         "num_attention_heads": mla.heads,
         "num_key_value_heads": mla.heads,

@@ -1,7 +1,7 @@
-"""GGUF files of the llama and qwen families, as networks.
+"""Loader for GGUF files of the llama and qwen families.
 
-Quantised tensors are multiplied out; the result is an ordinary network that can be trained and
-saved. The `gguf` library (extra `data`) reads the file.
+Quantized tensors are dequantized; the result is an ordinary network that can be trained and saved.
+The `gguf` library (extra `data`) reads the file.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ LAYER = {
 ARCHITECTURE = "general.architecture"
 EMBEDDING = "token_embd.weight"
 FREQUENCIES = "rope_freqs.weight"
-# The stretchings Llama 3.1 and 3.2 were released with; GGUF keeps only their effect.
+# RoPE scaling of Llama 3.1 and 3.2; GGUF stores only the resulting frequencies.
 LLAMA3 = tuple(
     model_config.RopeScaling(kind="llama3", factor=factor, original_context=8192)
     for factor in (8.0, 32.0)
@@ -55,7 +55,7 @@ LLAMA3 = tuple(
 def load_gguf(
     file: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu"
 ) -> Transformer:
-    """The network in a GGUF file, in eval mode; CheckpointError names what does not fit."""
+    """The network in a GGUF file, in eval mode; raises CheckpointError if it does not fit."""
     path, precision = Path(file), parse_dtype(dtype)
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -64,35 +64,35 @@ def load_gguf(
     except ValidationError as error:
         raise CheckpointError(f"{path}: {format_validation_error(error)}") from None
     network = materialize(meta_model(config), precision, device)
-    places = network.state_dict()
+    targets = network.state_dict()
     if config.tied:
-        del places["head.weight"]
+        del targets["head.weight"]
     for name, tensor in _tensors(path, tensors):
-        if name not in places:
-            raise CheckpointError(f"{path}: tensor for '{name}' has no place in the network")
-        place = places.pop(name)
-        if place.shape != tensor.shape:
+        if name not in targets:
+            raise CheckpointError(f"{path}: unexpected tensor for '{name}'")
+        target = targets.pop(name)
+        if target.shape != tensor.shape:
             raise CheckpointError(
                 f"{path}: tensor for '{name}' has shape {tuple(tensor.shape)}, "
-                f"expected {tuple(place.shape)}"
+                f"expected {tuple(target.shape)}"
             )
         check_finite(tensor, name, path)
-        place.copy_(_unwoven(tensor, name, config))
-    if places:
-        raise CheckpointError(f"{path}: tensor for '{next(iter(places))}' is missing")
+        target.copy_(_undo_permutation(tensor, name, config))
+    if targets:
+        raise CheckpointError(f"{path}: tensor for '{next(iter(targets))}' is missing")
     return network.eval()
 
 
 def open_gguf(path: Path) -> Any:
-    """A reader over the file, or a CheckpointError that says why not."""
+    """A reader for the file; raises CheckpointError if it cannot be read."""
     try:
-        from gguf import GGUFReader  # an extra: only those who convert need it
+        from gguf import GGUFReader  # an optional dependency, needed for conversion only
     except ImportError:
         raise CheckpointError(
             "reading GGUF needs the 'gguf' library: pip install 'paddock[data]'"
         ) from None
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
+        raise CheckpointError(f"{path}: file not found")
     try:
         return GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError, TypeError, OverflowError) as error:
@@ -104,7 +104,7 @@ def _config(path: Path, reader: Any, tensors: dict[str, Any]) -> ModelConfig:
     arch = fields[ARCHITECTURE].contents() if ARCHITECTURE in fields else None
     if arch not in FAMILIES:
         raise CheckpointError(
-            f"{path}: no architecture called {arch!r} is known; there are {', '.join(FAMILIES)}"
+            f"{path}: architecture must be one of {', '.join(FAMILIES)}, got {arch!r}"
         )
     if EMBEDDING not in tensors:
         raise CheckpointError(f"{path}: tensor '{EMBEDDING}' is missing")
@@ -137,7 +137,7 @@ def _config(path: Path, reader: Any, tensors: dict[str, Any]) -> ModelConfig:
             bias="qkv" if "blk.0.attn_q.bias" in tensors else "none",
             qk_norm="blk.0.attn_q_norm.weight" in tensors,
         ),
-        norm_eps=_short(r.pop("attention.layer_norm_rms_epsilon", POSITIVE_FLOAT)),
+        norm_eps=_round_float32(r.pop("attention.layer_norm_rms_epsilon", POSITIVE_FLOAT)),
         tied="output.weight" not in tensors,
         eos=() if eos is None else (eos,),
         bos=r.pop("bos_token_id", TOKEN_ID, None),
@@ -146,7 +146,7 @@ def _config(path: Path, reader: Any, tensors: dict[str, Any]) -> ModelConfig:
 
 
 def _settings(fields: Any, prefix: str) -> Json:
-    """Those under a prefix. Long lists (the vocabulary) are not ours to read, and slow."""
+    """Fields under a prefix, except lists: the vocabulary is slow to read and not needed."""
     return {
         key.removeprefix(prefix): field.contents()
         for key, field in fields.items()
@@ -154,37 +154,37 @@ def _settings(fields: Any, prefix: str) -> Json:
     }
 
 
-def _short(value: float) -> float:
-    """GGUF stores float32: 9.9999997e-06 was meant as 1e-05."""
+def _round_float32(value: float) -> float:
+    """Undo float32 rounding: GGUF stores 1e-05 as 9.9999997e-06."""
     return float(f"{value:.6g}")
 
 
 def _rope(r: ConfigJsonReader, tensors: dict[str, Any], dim: int) -> model_config.RopeSettings:
     theta = float(r.pop("rope.freq_base", POSITIVE_FLOAT, 10_000.0))
-    plain = model_config.RopeSettings(theta=theta, layout="halves")
+    unscaled = model_config.RopeSettings(theta=theta, layout="halves")
     kind = r.pop("rope.scaling.type", STRING, "none")
     if kind == "linear":
         scaling = model_config.RopeScaling(
             kind="linear", factor=r.pop("rope.scaling.factor", POSITIVE_FLOAT)
         )
-        return plain.model_copy(update={"scaling": scaling})
+        return unscaled.model_copy(update={"scaling": scaling})
     if kind != "none":
-        r.fail(f"'rope.scaling.type' is {kind!r}; only 'none' or 'linear' is known")
+        r.fail(f"'rope.scaling.type' must be 'none' or 'linear', got {kind!r}")
     if FREQUENCIES not in tensors:
-        return plain
+        return unscaled
     factors = torch.tensor(tensors[FREQUENCIES].data)
     if factors.shape != (dim // 2,):
         r.fail(f"'{FREQUENCIES}' has shape {tuple(factors.shape)}, expected {(dim // 2,)}")
-    stored = inv_freq(plain, dim) / factors
+    stored = inv_freq(unscaled, dim) / factors
     for scaling in LLAMA3:
-        guess = plain.model_copy(update={"scaling": scaling})
-        if torch.allclose(stored, inv_freq(guess, dim), rtol=1e-4):
-            return guess
-    r.fail(f"'{FREQUENCIES}' is not the stretching of Llama 3.1 or 3.2")
+        candidate = unscaled.model_copy(update={"scaling": scaling})
+        if torch.allclose(stored, inv_freq(candidate, dim), rtol=1e-4):
+            return candidate
+    r.fail(f"'{FREQUENCIES}' does not match the RoPE scaling of Llama 3.1 or 3.2")
 
 
 def _tensors(path: Path, tensors: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Our names with float32 tensors, heads as GGUF has them."""
+    """Our tensor names with float32 tensors, rows still in GGUF order."""
     from gguf.quants import dequantize
 
     for name, tensor in tensors.items():
@@ -206,8 +206,8 @@ def _our_name(name: str) -> str:
     return f"layers.{layer}.{LAYER[inside]}.{kind}"
 
 
-def _unwoven(value: Tensor, ours: str, config: ModelConfig) -> Tensor:
-    """GGUF rotates llama's heads by interleaved pairs and reorders their rows to match; undo it."""
+def _undo_permutation(value: Tensor, ours: str, config: ModelConfig) -> Tensor:
+    """Undo GGUF's row permutation of llama's heads, which it rotates by interleaved pairs."""
     gqa = config.gqa
     assert gqa is not None
     heads = {"attention.q": gqa.heads, "attention.k": gqa.kv_heads}

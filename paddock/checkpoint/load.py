@@ -1,4 +1,4 @@
-"""A released folder as a network."""
+"""Load a network from a checkpoint folder (config.json and safetensors)."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,10 +26,10 @@ from paddock.checkpoint.tensor_names import (
 )
 from paddock.model import ModelConfig, Transformer
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-# Who reads checkpoints of integers, by quant_method. The room that computes with integers stands
-# below this one, so it enters itself here when it is imported.
+# Loaders of quantized checkpoints by quant_method. `paddock.quant` depends on this package, so it
+# registers its loader here when it is imported.
 QUANTIZED_LOADERS: dict[str, Callable[..., Transformer]] = {}
 
 
@@ -42,14 +42,13 @@ def load_pretrained(
 ) -> Transformer:
     """The network in `folder` (config.json and safetensors), in eval mode.
 
-    Names and shapes must fit the configuration exactly and every value must be finite; otherwise a
-    CheckpointError names the first thing that is wrong. An MTP layer that the configuration
-    promises but the files lack altogether (transformers does not save it) is left out. A folder of
-    integers (compressed-tensors) becomes a network that computes with them, once `paddock.quant` is
-    imported.
+    Names and shapes must match the configuration exactly and every value must be finite; otherwise
+    a CheckpointError names the first problem. An MTP layer that the configuration declares but the
+    files lack (transformers does not save it) is left out. A quantized checkpoint
+    (compressed-tensors) loads as a network with integer weights if `paddock.quant` is imported.
 
     `latent_norm_eps` overrides the epsilon of MLA's two latent norms: transformers computes them
-    with 1e-6 whatever config.json says, the serving engines with `rms_norm_eps`, as we do.
+    with 1e-6 whatever config.json says, serving engines with `rms_norm_eps`, as we do.
     """
     precision = parse_dtype(dtype)
     loader = QUANTIZED_LOADERS.get(quant_method(Path(folder)) or "")
@@ -66,60 +65,60 @@ def load_pretrained(
 def open_checkpoint(
     folder: Path, *, latent_norm_eps: float | None = None, integers: bool = False
 ) -> tuple[ModelConfig, SafetensorsFolder]:
-    """Configuration and weights of one and the same checkpoint, though it be replaced meanwhile.
+    """Configuration and weights of the same checkpoint, even if it is being replaced.
 
-    What is open stays readable when its folder is replaced; so it is enough that the folder is
-    still the same after everything was opened. Integers are refused unless they are expected.
+    Open files stay readable when their folder is replaced, so it is enough that the folder is the
+    same before and after opening. A quantized checkpoint is an error unless `integers` is set.
     """
 
-    def opened() -> tuple[ModelConfig, SafetensorsFolder]:
+    def open_both() -> tuple[ModelConfig, SafetensorsFolder]:
         return read_config(folder, latent_norm_eps=latent_norm_eps), SafetensorsFolder(folder)
 
     if not integers and quant_method(folder) is not None:
         raise CheckpointError(
-            f"{folder}: holds integers ({COMPRESSED_TENSORS}), not weights; paddock.quant.load_quantized "
-            "reads them"
+            f"{folder}: holds integers ({COMPRESSED_TENSORS}), not float weights; load it with "
+            "paddock.quant.load_quantized"
         )
-    return _unreplaced(folder, opened)
+    return _read_consistently(folder, open_both)
 
 
 def quant_method(folder: Path) -> str | None:
-    """How a checkpoint of integers says it was made; None for all others."""
+    """The quantization method of a quantized checkpoint; None for others."""
 
     def method() -> str | None:
         require_folder(folder)
-        said = read_json(folder / CONFIG).get("quantization_config")
-        found = said.get("quant_method") if isinstance(said, dict) else None
-        return found if found == COMPRESSED_TENSORS else None
+        quantization = read_json(folder / CONFIG).get("quantization_config")
+        name = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        return name if name == COMPRESSED_TENSORS else None
 
-    return _unreplaced(folder, method)
+    return _read_consistently(folder, method)
 
 
-def _unreplaced(folder: Path, read: Callable[[], Found]) -> Found:
-    """What `read` finds in a folder that is the same before and after."""
+def _read_consistently(folder: Path, read: Callable[[], Result]) -> Result:
+    """Repeat `read` until the folder is the same before and after it."""
     while True:
-        before = _identity(folder)
+        before = _folder_identity(folder)
         try:
-            found = read()
+            result = read()
         except CheckpointError:
-            if _identity(folder) == before:
+            if _folder_identity(folder) == before:
                 raise
         else:
-            if _identity(folder) == before:
-                return found
+            if _folder_identity(folder) == before:
+                return result
 
 
-def _identity(folder: Path) -> tuple[int, int, int] | None:
-    """What tells a folder from its successor. The inode number alone may be used again at once."""
+def _folder_identity(folder: Path) -> tuple[int, int, int] | None:
+    """Identity of a folder. Its inode number alone may be reused at once."""
     try:
-        found = folder.stat()
+        stat = folder.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
 
 def meta_model(config: ModelConfig) -> Transformer:
-    """The network's names and shapes, holding no memory."""
+    """A network on the meta device: names and shapes without memory."""
     with torch.device("meta"):
         return Transformer(config)
 
@@ -127,7 +126,7 @@ def meta_model(config: ModelConfig) -> Transformer:
 def materialize(
     network: Transformer, dtype: torch.dtype, device: str | torch.device
 ) -> Transformer:
-    """Memory for a blueprint, its values undefined until filled."""
+    """Allocate a meta-device network; its values are undefined until loaded."""
     network = network.cast(dtype).to_empty(device=device)
     if network.config.tied:
         network.head.weight = network.embed.weight
@@ -135,7 +134,7 @@ def materialize(
 
 
 def read_config(folder: Path, *, latent_norm_eps: float | None = None) -> ModelConfig:
-    """The configuration a folder's config.json describes."""
+    """The configuration of a checkpoint folder."""
     require_folder(folder)
     config = config_from_json(read_json(folder / CONFIG), str(folder / CONFIG))
     if latent_norm_eps is None or config.mla is None:
@@ -145,13 +144,14 @@ def read_config(folder: Path, *, latent_norm_eps: float | None = None) -> ModelC
 
 
 def drop_missing_mtp(config: ModelConfig, tensors: SafetensorsFolder) -> ModelConfig:
+    """The configuration without MTP if the checkpoint has no MTP tensors."""
     if config.mtp is None or any(is_mtp(name, config) for name in tensors.names):
         return config
     return config.model_copy(update={"mtp": None})
 
 
 def match_tensors(network: Transformer, tensors: SafetensorsFolder) -> list[TensorMapping]:
-    """Every released tensor with its place, or a CheckpointError about the first misfit."""
+    """The mapping of every released tensor; raises CheckpointError for the first mismatch."""
     config = network.config
     plan = [
         piece
@@ -167,21 +167,20 @@ def match_tensors(network: Transformer, tensors: SafetensorsFolder) -> list[Tens
         for name in tensors.names - expected
         if not is_redundant(name, config)
         and name.removesuffix("_scale_inv") not in expected
-        and 0 not in tensors.shape(name)  # transformers writes shared experts that are none
+        and 0 not in tensors.shape(name)  # transformers writes empty shared experts
     )
     if extra:
-        raise CheckpointError(
-            f"{tensors.path}: tensor '{extra[0]}' has no place in the network{_more(extra)}"
-        )
-    places = network.state_dict()
+        raise CheckpointError(f"{tensors.path}: unexpected tensor '{extra[0]}'{_more(extra)}")
+    state = network.state_dict()
     for piece in plan:
-        wanted, found = (
-            tuple(slice_tensor(places[piece.model_name], piece).shape),
+        expected_shape, shape = (
+            tuple(slice_tensor(state[piece.model_name], piece).shape),
             tensors.shape(piece.released_name),
         )
-        if wanted != found:
+        if expected_shape != shape:
             raise CheckpointError(
-                f"{tensors.path}: tensor '{piece.released_name}' has shape {found}, expected {wanted}"
+                f"{tensors.path}: tensor '{piece.released_name}' has shape {shape}, "
+                f"expected {expected_shape}"
             )
     return plan
 
@@ -190,16 +189,16 @@ def match_tensors(network: Transformer, tensors: SafetensorsFolder) -> list[Tens
 def load_tensors(
     network: Transformer, tensors: SafetensorsFolder, plan: list[TensorMapping]
 ) -> None:
-    """Read every tensor into its place, refusing what is not a finite number."""
-    places = network.state_dict()
+    """Copy every tensor into the network; raises CheckpointError for non-finite values."""
+    state = network.state_dict()
     for piece, tensor in read_tensors(tensors, plan):
-        slice_tensor(places[piece.model_name], piece).copy_(tensor)
+        slice_tensor(state[piece.model_name], piece).copy_(tensor)
 
 
 def read_tensors(
     tensors: SafetensorsFolder, plan: list[TensorMapping]
 ) -> Iterator[tuple[TensorMapping, Tensor]]:
-    """The tensors of a plan, each known to be finite."""
+    """The tensors of a plan, each checked to be finite."""
     for piece in plan:
         tensor = tensors.read_tensor(piece.released_name)
         check_finite(tensor, piece.released_name, tensors.path)
@@ -211,8 +210,9 @@ def _more(names: list[str]) -> str:
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """A supported dtype by name; raises ValueError for others."""
     if dtype in DTYPES.values():
         return dtype  # type: ignore[return-value]
     if dtype not in DTYPES:
-        raise ValueError(f"no dtype called '{dtype}'; there are {', '.join(DTYPES)}")
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
     return DTYPES[dtype]

@@ -1,4 +1,4 @@
-"""A network as a released folder, whole or not at all."""
+"""Save a network as a checkpoint folder in the Hugging Face layout, atomically."""
 
 import ctypes
 import fcntl
@@ -41,82 +41,83 @@ def save_pretrained(
     *,
     dtype: str | torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
-    beside: Mapping[str, bytes] | None = None,
+    extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write `folder` in the released layout, readable by transformers, SGLang and vLLM.
+    """Write `folder` in the Hugging Face layout, readable by transformers, SGLang and vLLM.
 
-    The folder appears complete or not at all: everything is written beside it, flushed, and renamed
-    into place. A checkpoint already there is replaced, whatever else it holds (tokenizer, template)
-    kept; a folder that holds something else is refused, and so is a network with a NaN. `dtype`
-    defaults to the network's own; `beside` are files to put beside the weights, by name.
+    The save is atomic: everything is written to a temporary folder next to it, synced, and renamed.
+    An existing checkpoint is replaced and its other files (tokenizer, template) are kept. Raises
+    CheckpointError if the folder holds anything else or the network holds a non-finite value.
+    `dtype` defaults to the network's own; `extra_files` are written next to the weights, by name.
     """
-    further = dict(beside or {})
-    for name in further:
+    extra = dict(extra_files or {})
+    for name in extra:
         if not is_plain_filename(name) or is_checkpoint_file(name) or name.endswith(".safetensors"):
-            raise ValueError(f"{name!r} is no name for a file beside the weights")
+            raise ValueError(f"{name!r} cannot be the name of an extra file")
     stored = None if dtype is None else parse_dtype(dtype)
-    _refuse_altered(network)
-    target = Path(folder).resolve()  # through a link to the folder it means
-    _refuse_strangers(target)
+    _check_unmodified(network)
+    target = Path(folder).resolve()  # follow a link to the actual folder
+    _check_replaceable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _folder_beside(target) as fresh:
+    with _temporary_folder(target) as fresh:
         _write(network, fresh, stored, shard_bytes)
-        for name, content in further.items():
+        for name, content in extra.items():
             (fresh / name).write_bytes(content)
-        _keep_what_else_is_there(target, fresh)
+        _copy_other_files(target, fresh)
         fsync_folder(fresh)
         _replace(target, fresh)
-        _flush_one(target.parent)
+        _fsync(target.parent)
 
 
-def _refuse_altered(network: Transformer) -> None:
-    """A network whose parts were replaced, by integers or turned ones, is not what its
-    configuration says: read back, it would be another."""
-    plan, found = set(meta_model(network.config).state_dict()), set(network.state_dict())
-    found |= {name for name, _ in network.named_buffers()}
-    if strange := sorted(plan ^ found):
+def _check_unmodified(network: Transformer) -> None:
+    """Raise CheckpointError for a quantized or rotated network, which its configuration does not
+    describe: loaded again, it would be a different network."""
+    expected = set(meta_model(network.config).state_dict())
+    present = set(network.state_dict())
+    present |= {name for name, _ in network.named_buffers()}
+    if differing := sorted(expected ^ present):
         raise CheckpointError(
-            f"a network that was quantized or turned is not saved in the released layout: "
-            f"'{strange[0]}'{'' if strange[0] in found else ' is missing'}"
+            f"a quantized or rotated network cannot be saved in this layout: "
+            f"'{differing[0]}'{'' if differing[0] in present else ' is missing'}"
         )
 
 
-def _refuse_strangers(target: Path) -> None:
-    """Only what a checkpoint would overwrite or keep may be in its place."""
+def _check_replaceable(target: Path) -> None:
+    """Raise CheckpointError unless the target is absent, empty or a checkpoint."""
     if target.is_file():
         raise CheckpointError(f"{target}: is a file, not a folder")
     if not target.is_dir() or not any(target.iterdir()):
         return
     if not (target / CONFIG).is_file() or "model_type" not in read_json(target / CONFIG):
-        raise CheckpointError(f"{target}: holds something that is not a checkpoint; not replaced")
+        raise CheckpointError(f"{target}: is not empty and not a checkpoint; not replaced")
     for file in target.glob("*.safetensors"):
         if not is_checkpoint_file(file.name):
             raise CheckpointError(
-                f"{target}: holds {file.name}, which would be lost or mistaken for a shard; "
+                f"{target}: holds {file.name}, which would be lost or taken for a shard; "
                 "not replaced"
             )
 
 
 @contextmanager
-def _folder_beside(target: Path) -> Iterator[Path]:
-    """An empty folder that is gone after the block, or, should the process be killed inside it,
-    after the next save to this target. A lock, which dies with its process, tells the two apart."""
+def _temporary_folder(target: Path) -> Iterator[Path]:
+    """An empty folder that is removed after the block or, if the process is killed, by the next
+    save to this target. A file lock, released when its process exits, marks folders in use."""
     mark = f".{target.name}.saving-"
     for path in target.parent.iterdir():
         if path.name.startswith(mark) and _is_abandoned(path):
             shutil.rmtree(path, ignore_errors=True)
-    nameless = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-", dir=target.parent))
-    nameless.chmod(0o755)  # mkdtemp makes private folders; a checkpoint is an ordinary one
-    fresh = target.parent / (mark + nameless.name.rpartition("-")[2])
-    handle = os.open(nameless, os.O_RDONLY)  # which keeps the lock until it is closed
+    unmarked = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-", dir=target.parent))
+    unmarked.chmod(0o755)  # mkdtemp creates private folders; a checkpoint has normal permissions
+    fresh = target.parent / (mark + unmarked.name.rpartition("-")[2])
+    handle = os.open(unmarked, os.O_RDONLY)  # holds the lock until it is closed
     try:
-        with suppress(OSError):  # a file system without locks keeps what a killed process left
+        with suppress(OSError):  # without file locks, leftovers of killed processes stay
             fcntl.flock(handle, fcntl.LOCK_EX)
-        nameless.rename(fresh)  # so that nothing ever bears the mark without the lock
+        unmarked.rename(fresh)  # marked only once locked
         yield fresh
     finally:
         os.close(handle)
-        for path in (nameless, fresh):
+        for path in (unmarked, fresh):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -156,10 +157,10 @@ def _write(network: Transformer, folder: Path, dtype: torch.dtype | None, shard_
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """A safetensors file, with checksums: the same bytes for the same tensors. Of a full disk the
-    library says neither where nor by an OSError."""
+    """Write a safetensors file with checksums; the same tensors give the same bytes. Raises
+    CheckpointError with the file name, for example when the disk is full."""
     file.touch()
-    mode = file.stat().st_mode  # as its owner wants files to be; the library makes private ones
+    mode = file.stat().st_mode  # default permissions; the library creates private files
     try:
         save_file(tensors, file, metadata={"format": "pt", **checksum_header(tensors)})
         _sort_header(file)
@@ -169,27 +170,28 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def _sort_header(file: Path) -> None:
-    """Put the entries of a header, which the library writes in random order, into one order."""
+    """Sort the header's metadata, which the library writes in random order."""
     with file.open("r+b") as opened:
         size = int.from_bytes(opened.read(8), "little")
-        found = json.loads(opened.read(size))
-        found["__metadata__"] = dict(sorted(found["__metadata__"].items()))
-        text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(text) <= size, "it is what was there in another order, and spaces behind it"
+        header = json.loads(opened.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size, "the sorted header has the same length"
         opened.seek(8)
         opened.write(text.ljust(size))
 
 
-# A released name, the part of our tensor it is, and the dtype it is stored in.
+# Released name, tensor, and the dtype it is stored in.
 Entry = tuple[str, Tensor, torch.dtype]
 
 
 def _shards(network: Transformer, dtype: torch.dtype | None, limit: int) -> Iterator[list[Entry]]:
-    """All released tensors in groups whose bytes stay within the limit, one tensor at least."""
+    """All released tensors in shards of at most `limit` bytes, at least one tensor each."""
     group: list[Entry] = []
-    size = 0
+    size, fp32 = 0, network.fp32_tensor_names()
     for name, tensor in network.state_dict().items():
-        stored = _stored(tensor, name, dtype)
+        # Tensors that decide rankings keep their dtype whatever the rest is stored in.
+        stored = tensor.dtype if dtype is None or name in fp32 else dtype
         for piece in map_tensor(name, tuple(tensor.shape), network.config):
             part = slice_tensor(tensor.detach(), piece)
             nbytes = part.numel() * stored.itemsize
@@ -201,14 +203,7 @@ def _shards(network: Transformer, dtype: torch.dtype | None, limit: int) -> Iter
     yield group
 
 
-def _stored(tensor: Tensor, name: str, dtype: torch.dtype | None) -> torch.dtype:
-    """What decides rankings is kept in float32 whatever the rest is stored in."""
-    if dtype is None or name.endswith(("router.bias", "indexer.weights.weight")):
-        return tensor.dtype
-    return dtype
-
-
-def _keep_what_else_is_there(target: Path, fresh: Path) -> None:
+def _copy_other_files(target: Path, fresh: Path) -> None:
     for path in target.iterdir() if target.is_dir() else ():
         if is_checkpoint_file(path.name) or (fresh / path.name).exists():
             continue
@@ -219,13 +214,13 @@ def _keep_what_else_is_there(target: Path, fresh: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Everything in it is on the disk, not only on its way there."""
+    """fsync a folder and everything in it."""
     for path in (*folder.rglob("*"), folder):
         if not path.is_symlink():
-            _flush_one(path)
+            _fsync(path)
 
 
-def _flush_one(path: Path) -> None:
+def _fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -234,10 +229,10 @@ def _flush_one(path: Path) -> None:
 
 
 def _replace(target: Path, fresh: Path) -> None:
-    """Put `fresh` in the place of `target`; what was there is then in the place of `fresh`."""
+    """Replace `target` by `fresh`; the old content ends up at `fresh`."""
     if not target.exists() or not any(target.iterdir()):
-        os.replace(fresh, target)  # an empty folder may be renamed over
-    elif not _exchange(fresh, target):
+        os.replace(fresh, target)  # rename may replace an empty folder
+    elif not _swap(fresh, target):
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
         os.replace(target, old)
         try:
@@ -248,12 +243,12 @@ def _replace(target: Path, fresh: Path) -> None:
         os.replace(old, fresh)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, so that a reader meets the old checkpoint or the new one and
-    never neither. False where the system cannot (it is Linux's renameat2)."""
+def _swap(one: Path, other: Path) -> bool:
+    """Swap two folders atomically, so that a reader always finds the old or the new checkpoint.
+    Returns False where the system lacks Linux's renameat2."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
         return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+    cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(renameat2(cwd, os.fsencode(one), cwd, os.fsencode(other), exchange) == 0)

@@ -1,7 +1,7 @@
-"""Our tensor names and the released ones.
+"""Mapping between our tensor names and the released ones.
 
-Released checkpoints store experts one by one; in memory they are two stacks a layer. So a released
-tensor is a `Piece`: a part of one of ours.
+Released checkpoints store experts one by one; in memory they are two stacks per layer. So a
+released tensor is a `TensorMapping`: a slice of one of ours.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 from paddock.model import ModelConfig
 from paddock.model import config as model_config
 
-# Modules inside a decoder layer, ours -> released.
+# Modules of a decoder layer, ours -> released.
 LATENT_MODULES = {
     "attention.q": "self_attn.q_proj",
     "attention.q_a": "self_attn.q_a_proj",
@@ -45,7 +45,7 @@ COMMON_MODULES = {
     "mlp.shared.up": "mlp.shared_experts.up_proj",
     "mlp.shared.down": "mlp.shared_experts.down_proj",
 }
-# Whole names, where a module's tensor is not simply called the same.
+# Full tensor names, where not only the module name differs.
 LAYER_TENSORS = {
     "mlp.router.weight": "mlp.gate.weight",
     "mlp.router.bias": "mlp.gate.e_score_correction_bias",
@@ -65,7 +65,7 @@ MTP_MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorMapping:
-    """One released tensor, and the part of our tensor it is: an expert and a range of its rows."""
+    """One released tensor as a slice of our tensor: an expert and a range of its rows."""
 
     released_name: str
     model_name: str
@@ -74,7 +74,7 @@ class TensorMapping:
 
 
 def slice_tensor(tensor: Tensor, piece: TensorMapping) -> Tensor:
-    """The part of our tensor that a piece is."""
+    """The slice of our tensor that a mapping describes."""
     if piece.expert is None:
         return tensor
     return tensor[piece.expert] if piece.rows is None else tensor[piece.expert][slice(*piece.rows)]
@@ -124,14 +124,14 @@ def _layer_pieces(
 
 
 def is_mtp(released: str, config: ModelConfig) -> bool:
-    """Whether a released name belongs to the layer behind the last."""
-    own = config.family == "paddock"
-    return released.startswith("mtp." if own else f"model.layers.{config.mtp_layer}.")
+    """Whether a released name belongs to the MTP layer, which follows the last layer."""
+    is_paddock = config.family == "paddock"
+    return released.startswith("mtp." if is_paddock else f"model.layers.{config.mtp_layer}.")
 
 
 def is_redundant(released: str, config: ModelConfig) -> bool:
-    """Tensors some checkpoints carry twice: the MTP layer's copies of embedding and head, the
-    head of a tied network, rotary frequencies."""
+    """Whether a tensor repeats others: the MTP layer's copies of embedding and head, the head of a
+    tied network, rotary frequencies."""
     mtp = f"model.layers.{config.mtp_layer}."
     return (
         released in (f"{mtp}embed_tokens.weight", f"{mtp}shared_head.head.weight")

@@ -1,8 +1,8 @@
-"""The state of a training run: exact weights, optimizer, and whatever else must come back.
+"""Training checkpoints: master weights, optimizer state and other state of a run.
 
-A checkpoint is a folder `step-00000123` with the network in the released layout (`model/`), the
-optimizer's tensors (`optimizer.safetensors`) and the rest as JSON (`state.json`). It appears whole
-or not at all, and holds no pickle.
+A checkpoint is a folder `step-00000123` with the network in the Hugging Face layout (`model/`), the
+optimizer's tensors (`optimizer.safetensors`) and the rest as JSON (`state.json`). Saving is atomic,
+and nothing is pickled.
 """
 
 import json
@@ -27,6 +27,8 @@ MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingState:
+    """One training checkpoint in memory."""
+
     network: Transformer
     optimizer: dict[str, Tensor]  # "parameter name/slot"
     extra: dict[str, Any]
@@ -38,20 +40,20 @@ def save_training_state(
     network: Transformer,
     optimizer: Mapping[str, Tensor],
     *,
-    facts: Mapping[str, Any],
-    beside: Mapping[str, bytes] | None = None,
+    extra: Mapping[str, Any],
+    extra_files: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Write `folder/step-...`; `optimizer` is what `optimizer_tensors` found, `beside` are files
-    for the model folder, such as the tokenizer."""
+    """Write `folder/step-...`; `optimizer` comes from `optimizer_state_tensors`, `extra` goes to
+    state.json, `extra_files` (the tokenizer) to the model folder."""
     target = folder / f"step-{step:08d}"
     fresh = folder / f".step-{step:08d}.partial"
-    shutil.rmtree(fresh, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(fresh, ignore_errors=True)  # left by a killed run
     fresh.mkdir(parents=True)
     try:
-        save_pretrained(network, fresh / MODEL, beside=beside or {})
+        save_pretrained(network, fresh / MODEL, extra_files=extra_files or {})
         write_tensors(dict(optimizer), fresh / OPTIMIZER)
-        (fresh / STATE).write_text(json.dumps({"step": step, **facts}))
-        fsync_folder(fresh)  # a name that outlives a power cut must not outlive what it names
+        (fresh / STATE).write_text(json.dumps({"step": step, **extra}))
+        fsync_folder(fresh)  # the data must reach the disk before the final name does
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
     except OSError as error:
@@ -63,16 +65,16 @@ def save_training_state(
 
 def load_training_state(folder: Path) -> TrainingState:
     """One checkpoint, on the CPU."""
-    facts = read_json(folder / STATE)
+    extra = read_json(folder / STATE)
     tensors = SafetensorsFolder(folder, [OPTIMIZER])
     optimizer = {name: tensors.read_stored(name) for name in sorted(tensors.names)}
-    return TrainingState(network=load_pretrained(folder / MODEL), optimizer=optimizer, extra=facts)
+    return TrainingState(network=load_pretrained(folder / MODEL), optimizer=optimizer, extra=extra)
 
 
 def load_latest(folder: Path) -> tuple[int, TrainingState] | None:
-    """The newest checkpoint of a run, to go on from, with its step; None where there is none yet.
+    """The newest checkpoint of a run, to resume from, with its step; None if there is none yet.
 
-    A damaged one is a CheckpointError that says how to go on from the newest whole one.
+    If it is damaged, the CheckpointError says how to resume from the newest intact one.
     """
     found = list_checkpoints(folder)
     if not found:
@@ -81,24 +83,24 @@ def load_latest(folder: Path) -> tuple[int, TrainingState] | None:
     try:
         return step, load_training_state(found[step])
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; {_way_out(found)}") from None
+        raise CheckpointError(f"{error}; {_recovery_hint(found)}") from None
 
 
-def _way_out(found: Mapping[int, Path]) -> str:
-    """What to do about a damaged newest checkpoint. Older ones are read, one tensor at a time."""
+def _recovery_hint(found: Mapping[int, Path]) -> str:
+    """How to recover from a damaged newest checkpoint. Reads older ones, tensor by tensor."""
     damaged, *older = (found[step] for step in sorted(found, reverse=True))
     remove = ["rm", "-r", str(damaged)]
     for path in older:
-        if _is_whole(path):
+        if _is_intact(path):
             return (
-                f"{path} is whole: to go on from it, remove what is newer with "
-                f"`{shlex.join(remove)}`, then call the same command again"
+                f"{path} is intact: to resume from it, remove what is newer with "
+                f"`{shlex.join(remove)}`, then run the same command again"
             )
         remove.append(str(path))
-    return "no older checkpoint is whole: put a copy back, or begin in another folder (--out)"
+    return "no older checkpoint is intact: restore a copy, or start in another folder (--out)"
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_intact(folder: Path) -> bool:
     try:
         read_json(folder / STATE)
         read_config(folder / MODEL)
@@ -111,7 +113,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """The whole checkpoints of a run, by step, oldest first."""
+    """The complete checkpoints of a run, by step, oldest first."""
     found = {}
     for path in sorted(folder.glob("step-*")) if folder.is_dir() else ():
         if match := re.fullmatch(r"step-(\d{8,})", path.name):
@@ -119,36 +121,36 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
     return found
 
 
-def prune_checkpoints(folder: Path, *, last: int, forever: int | None) -> None:
-    """Remove all but the newest `last` checkpoints and multiples of `forever` steps."""
+def prune_checkpoints(folder: Path, *, keep_last: int, keep_every: int | None) -> None:
+    """Remove all but the newest `keep_last` checkpoints and multiples of `keep_every` steps."""
     found = list_checkpoints(folder)
-    for step in list(found)[:-last]:
-        if forever is None or step % forever:
+    for step in list(found)[:-keep_last]:
+        if keep_every is None or step % keep_every:
             shutil.rmtree(found[step])
 
 
 def latest_model(folder: Path) -> Path:
-    """The network of a run folder's newest checkpoint, or the folder itself if it is a network."""
+    """The model folder of a run's newest checkpoint, or the folder itself if it is a model."""
     if (folder / "config.json").is_file():
         return folder
     found = list_checkpoints(folder / "checkpoints")
     if not found:
-        raise CheckpointError(f"{folder}: neither a checkpoint nor a run with checkpoints")
+        raise CheckpointError(f"{folder}: is neither a checkpoint nor a run with checkpoints")
     return found[max(found)] / MODEL
 
 
 def optimizer_state_tensors(
     optimizer: torch.optim.Optimizer,
-    whole: Callable[[str, Tensor], Tensor | None] = lambda _, value: value,
+    gather: Callable[[str, Tensor], Tensor | None] = lambda _, value: value,
 ) -> dict[str, Tensor]:
-    """All state of an optimizer whose groups know their parameters' names.
+    """State tensors of an optimizer whose groups have parameter names, as "parameter name/slot".
 
-    `whole` makes a parameter's sharded state whole, where this rank is the one to have it.
+    `gather` returns the full tensor of a sharded state on the rank that saves it, None elsewhere.
     """
     found = {}
-    for name, parameter in _named(optimizer):
+    for name, parameter in _named_parameters(optimizer):
         for slot, value in optimizer.state[parameter].items():
-            tensor = whole(name, value.detach()) if value.ndim else value
+            tensor = gather(name, value.detach()) if value.ndim else value
             if tensor is not None:
                 found[f"{name}/{slot}"] = tensor.cpu().contiguous()
     return found
@@ -157,23 +159,23 @@ def optimizer_state_tensors(
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer,
     tensors: Mapping[str, Tensor],
-    part: Callable[[str, Tensor], Tensor] = lambda _, value: value,
+    shard: Callable[[str, Tensor], Tensor] = lambda _, value: value,
 ) -> None:
-    """Put saved state back, the part of it that this rank holds; CheckpointError if it belongs to
-    other parameters."""
+    """Restore saved state; `shard` selects the part of a tensor that this rank holds. Raises
+    CheckpointError if the state belongs to other parameters."""
     left = dict(tensors)
-    for name, parameter in _named(optimizer):
+    for name, parameter in _named_parameters(optimizer):
         for key in [key for key in left if key.rsplit("/", 1)[0] == name]:
             value = left.pop(key)
             slot = key.rsplit("/", 1)[1]
             if value.ndim:
-                value = part(name, value).to(parameter.device)
+                value = shard(name, value).to(parameter.device)
             optimizer.state[parameter][slot] = value
     if left:
         raise CheckpointError(f"optimizer state for '{next(iter(left))}' has no parameter")
 
 
-def _named(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+def _named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
     return [
         (name, parameter)
         for group in optimizer.param_groups

@@ -1,8 +1,8 @@
-"""Weights on the wire: from a trainer into a network that is serving.
+"""Weight sync: updates from a trainer into a serving network.
 
-Tensors travel under their released names, so that any trainer can send them and a network takes
-them whatever its own layout is. A `Parcel` is some or all of them; as bytes it is a safetensors
-file whose header says the version and a checksum of every tensor. Pickle is never read.
+Tensors have their released names, so that any trainer can send them whatever the layout of the
+receiving network. A `WeightUpdate` holds some or all of them; serialized, it is a safetensors file
+whose header has the version and a checksum of every tensor. Pickle is never read.
 """
 
 import json
@@ -20,7 +20,7 @@ from paddock.checkpoint.safetensors_folder import CheckpointError, check_finite
 from paddock.checkpoint.tensor_names import TensorMapping, is_redundant, map_tensor, slice_tensor
 from paddock.model import Transformer
 
-VERSION, SUM = "version", "sum."  # keys of the header
+VERSION, SUM = "version", "sum."  # header keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class WeightPublisher(Protocol):
 
 
 def iter_released_tensors(network: Transformer) -> Iterator[tuple[str, Tensor]]:
-    """Every released tensor of the network, as a view of ours."""
+    """Every released tensor of the network, as views."""
     for name, tensor in network.state_dict().items():
         for piece in map_tensor(name, tuple(tensor.shape), network.config):
             yield piece.released_name, slice_tensor(tensor.detach(), piece)
@@ -51,21 +51,21 @@ def iter_released_tensors(network: Transformer) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def load_weights(network: Transformer, tensors: Mapping[str, Tensor], *, whole: bool) -> None:
-    """Write tensors into their places. With `whole`, all of the network's must be there.
+    """Copy tensors into the network. With `whole`, every tensor of the network must be present.
 
-    Everything is looked at before anything is written: an unknown name, another shape or a number
-    that is not finite leaves the network as it was, with a CheckpointError that names it. What
-    released checkpoints carry twice (see `is_redundant`) is passed over.
+    Everything is checked before anything is written: an unknown name, a wrong shape or a non-finite
+    value raises CheckpointError and leaves the network unchanged. Redundant tensors of released
+    checkpoints (see `is_redundant`) are ignored.
     """
-    places = network.state_dict()
-    known = _places(network, places)
+    state = network.state_dict()
+    known = _released_mappings(network, state)
     plan = []
     for name, tensor in tensors.items():
         if name not in known:
             if is_redundant(name, network.config):
                 continue
-            raise CheckpointError(f"tensor '{name}' has no place in the network")
-        target = slice_tensor(places[known[name].model_name], known[name])
+            raise CheckpointError(f"unexpected tensor '{name}'")
+        target = slice_tensor(state[known[name].model_name], known[name])
         if target.shape != tensor.shape:
             raise CheckpointError(
                 f"tensor '{name}' has shape {tuple(tensor.shape)}, expected {tuple(target.shape)}"
@@ -74,21 +74,23 @@ def load_weights(network: Transformer, tensors: Mapping[str, Tensor], *, whole: 
         plan.append((target, tensor))
     missing = sorted(known.keys() - tensors.keys()) if whole else []
     if missing:
-        raise CheckpointError(f"tensor '{missing[0]}' is missing, of {len(missing)} in all")
+        raise CheckpointError(f"tensor '{missing[0]}' is missing ({len(missing)} missing in total)")
     for target, tensor in plan:
         target.copy_(tensor)
 
 
-def _places(network: Transformer, state: Mapping[str, Tensor]) -> dict[str, TensorMapping]:
+def _released_mappings(
+    network: Transformer, tensors_by_name: Mapping[str, Tensor]
+) -> dict[str, TensorMapping]:
     return {
         piece.released_name: piece
-        for name, tensor in state.items()
+        for name, tensor in tensors_by_name.items()
         for piece in map_tensor(name, tuple(tensor.shape), network.config)
     }
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Of dtype, shape and bytes.
+    """Digest of a tensor's dtype, shape and bytes.
 
     >>> tensor_digest(torch.zeros(2)) == tensor_digest(torch.zeros(2, 1))
     False
@@ -100,21 +102,21 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def weight_digests(network: Transformer) -> dict[str, str]:
-    """Of every released tensor. Two networks that serve the same weights have the same."""
+    """Digest of every released tensor; the same for networks with the same weights."""
     return {name: tensor_digest(tensor) for name, tensor in iter_released_tensors(network)}
 
 
-def serialize_update(parcel: WeightUpdate) -> bytes:
-    """The parcel as a safetensors file."""
+def serialize_update(update: WeightUpdate) -> bytes:
+    """The update as the bytes of a safetensors file."""
     # Cloned: safetensors refuses tensors that share storage, as the experts of a stack do.
-    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in parcel.tensors.items()}
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in update.tensors.items()}
     header = {f"{SUM}{name}": tensor_digest(tensor) for name, tensor in tensors.items()}
-    return save(tensors, metadata={VERSION: str(parcel.version), **header})
+    return save(tensors, metadata={VERSION: str(update.version), **header})
 
 
 def deserialize_update(data: bytes, version: int | None = None) -> WeightUpdate:
-    """What `pack` wrote, every checksum verified; or any safetensors file, whose header need not
-    say a version if it is given here. A CheckpointError says what is wrong with it."""
+    """The update that `serialize_update` wrote, checksums verified; or any safetensors file, whose
+    header needs no version if `version` is given. Raises CheckpointError if it is invalid."""
     try:
         header = _header(data)
         tensors = load(data)
@@ -125,12 +127,12 @@ def deserialize_update(data: bytes, version: int | None = None) -> WeightUpdate:
     for name, tensor in tensors.items():
         expected = header.get(SUM + name)
         if expected is not None and tensor_digest(tensor) != expected:
-            raise CheckpointError(f"tensor '{name}' was changed on its way: its checksum differs")
+            raise CheckpointError(f"tensor '{name}' was corrupted in transit: its checksum differs")
     if version is None:
-        said = header.get(VERSION, "")
-        if not said.isdecimal():
-            raise CheckpointError("the parcel does not say which version of the weights it is")
-        version = int(said)
+        version_text = header.get(VERSION, "")
+        if not version_text.isdecimal():
+            raise CheckpointError("the weight update has no version in its header")
+        version = int(version_text)
     return WeightUpdate(version, tensors)
 
 
@@ -138,6 +140,6 @@ def _header(data: bytes) -> dict[str, str]:
     """The metadata of a safetensors file in memory, which the library reads only from disk."""
     size = int.from_bytes(data[:8], "little")
     if not 2 <= size <= len(data) - 8:
-        raise ValueError("its header is longer than the file")
+        raise ValueError("the header is longer than the file")
     found = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     return {str(key): str(value) for key, value in found.items()}

@@ -119,20 +119,20 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     quality.add_row(
         "weights", units.format_bytes(before), units.format_bytes(after), f"{after / before:.0%}"
     )
-    if "nats" in report:
-        one, other = report["nats"]
+    if "nll" in report:
+        one, other = report["nll"]
         quality.add_row("nats/token", f"{one:.4f}", f"{other:.4f}", f"{other - one:+.4f}")
-        quality.add_row("top-1 agreement", "", f"{report['agreement']:.1%}", "")
-    for bucket, kl in report.get("divergence", {}).items():
+        quality.add_row("top-1 agreement", "", f"{report['top1_agreement']:.1%}", "")
+    for bucket, kl in report.get("kl_by_position", {}).items():
         quality.add_row(f"KL up to token {int(bucket):,}", "", f"{kl:.2e} nats", "")
-    if "needles" in report:
-        one, other = report["needles"]
+    if "needle_recall" in report:
+        one, other = report["needle_recall"]
         points = f"{100 * (other - one):+.1f} points"
         quality.add_row(
-            f"needle recall ({report['questions']} tasks)", f"{one:.1%}", f"{other:.1%}", points
+            f"needle recall ({report['needle_tasks']} tasks)", f"{one:.1%}", f"{other:.1%}", points
         )
-    if "typical_divergence" in report:
-        kl = f"{report['typical_divergence']:.2e} nats"
+    if "kl_geometric_mean" in report:
+        kl = f"{report['kl_geometric_mean']:.2e} nats"
         quality.add_row("KL (geometric mean)", "", kl, "")
     for found in report.get("worlds", []):
         one, other = found["reward"]
@@ -143,10 +143,12 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     for layer in report["layers"]:
         layers.add_row(
             str(layer["layer"]),
-            f"{layer['own_error']:.4f}",
-            f"{layer['drift']:.4f}",
-            f"{layer['smoothed']} of {layer['tried']}" if "tried" in layer else "",
-            f"{layer['gain']:.0%}" if "gain" in layer else "",
-            str(layer.get("unseen_experts", "")),
+            f"{layer['layer_error']:.4f}",
+            f"{layer['cumulative_error']:.4f}",
+            f"{layer['smoothed']} of {layer['smoothing_candidates']}"
+            if "smoothing_candidates" in layer
+            else "",
+            f"{layer['smoothing_gain']:.0%}" if "smoothing_gain" in layer else "",
+            str(layer.get("uncalibrated_experts", "")),
         )
-    return [quality, layers] if report.get("tokens") or report.get("questions") else [quality]
+    return [quality, layers] if report.get("tokens") or report.get("needle_tasks") else [quality]

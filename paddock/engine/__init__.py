@@ -28,6 +28,7 @@ weight_loader.py      validates, stages and copies new weights
 weight_updater.py     weight sync: from disk, tensors, a broadcast group or a trainer
 """
 
+import paddock.quant  # noqa: F401  registers the loader of quantized checkpoints
 from paddock.engine.engine import Engine
 from paddock.engine.engine_loop import PauseMode
 from paddock.engine.request import (

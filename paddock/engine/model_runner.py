@@ -94,7 +94,7 @@ class ModelRunner:
         self.network, self.cache, self.settings = network, cache, settings
         device = network.embed.weight.device
         self.sampler = Sampler(sampling_table, network.config.vocab, device)
-        if device.type == "cuda" and is_enabled("latent_prepare"):
+        if device.type == "cuda" and is_enabled("mla_prepare"):
             network.fuse_weights()  # before CUDA graphs capture weight addresses
         steps = settings.num_speculative_tokens
         self.graphs = CudaGraphRunner.create_if_supported(network, cache, settings)

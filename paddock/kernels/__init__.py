@@ -1,31 +1,31 @@
-"""Tensor functions. Each op is a folder: a contract, a reference that defines it, a fast twin.
+"""Tensor operations. Each op is a folder: a contract, a reference that defines it, and kernels.
 
-compile.py        CUDA C++ sources, compiled when first used and kept on disk
-dense_attention/  causal attention over expanded heads, to every key or to kept ones
-expert_topk/      which experts a token goes to: the best of a few
-fused_experts/    routed experts of few tokens
-gated_delta/      the gated delta rule, token by token and in chunks
-cuda_graphs.py    a device's work, recorded once and repeated
-gqa_decode/       grouped-query attention of few queries behind a past
-grouped_gemm/     one matrix product per expert
+block_table.py    block table: which storage slots hold the keys of each sequence
+compile.py        CUDA C++ compilation with NVRTC, cached on disk
+cuda_graphs.py    CUDA graph capture and replay
+dense_attention/  causal attention over expanded heads, to every key or to selected top-k keys
+dispatch.py       which kernels are enabled
+expert_topk/      top-k experts of each token
+fused_experts/    routed experts for few tokens, as in decoding
+gated_delta/      gated delta rule, recurrent and chunked
+gqa_decode/       grouped-query attention for paged decode and chunked prefill
+grouped_gemm/     grouped GEMM: one matrix product per expert
 hadamard/         orthonormal Walsh-Hadamard transform
-index_kl/         how far the indexer is from where attention looks
-index_scores/     how well each key answers each query (the lightning indexer)
-mla_decode/       attention in latent space, for few queries
-mla_prepare/      norms, rotation and storage of a latent layer that decodes
+index_kl/         KL loss of the indexer against the attention distribution
+index_scores/     index scores of the lightning indexer
 linear_cross_entropy/  output projection and cross-entropy without full logits
-moe_permute/      rows sorted by expert, and back to tokens
-newton_schulz/    pushes singular values towards one
-norm/             RMS and layer normalisation
-block_table.py    where the keys of a batch of sequences lie
-precision.py      which precision sums are computed in
-rope/             rotary positions in both layouts
-sparse_mla/       latent attention over a chosen few rows
-spans.py          which keys the queries of a packed step may see
-swiglu/           the gated activation of a feed-forward layer
-topk/             which keys to keep, the same ones every time
-dispatch.py       which fast twins may be used
-w4a8_gemm/        integer products: int8 activations, int4 or int8 weights
-linear_fp32/      a linear map in float32, for few outputs that decide much
-workspace.py      how much scratch memory a reference may hold at once
+linear_fp32/      linear layer in float32, for routers and index head weights
+mla_decode/       MLA decode in latent space, dense, paged and sparse
+mla_prepare/      fused norm, RoPE and KV cache write of MLA decode
+moe_permute/      permutes rows by expert and back to tokens
+newton_schulz/    Newton-Schulz orthogonalization for Muon
+norm/             RMSNorm and LayerNorm
+precision.py      accumulation dtypes
+rope/             rotary position embeddings in both layouts
+spans.py          query and key spans of a packed step
+sparse_mla/       sparse MLA over selected top-k tokens
+swiglu/           SwiGLU activation
+topk/             deterministic top-k selection of keys by index score
+w4a8_gemm/        integer GEMM: int8 activations, int4 or int8 weights
+workspace.py      scratch memory budget and chunking of references
 """

@@ -1,4 +1,4 @@
-"""Where the keys of a batch of sequences lie in a storage that all of them share.
+"""Block table of a paged KV cache: which storage slots hold the keys of each sequence.
 
 B sequences, P pages of the longest, M = P * size keys at most.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 class BlockTable:
     """Key m of sequence b is row page_BP[b, m // size] * size + m % size.
 
-    Behind a sequence's last key the table may name any page there is: nobody looks.
+    Entries behind a sequence's last key may name any valid page; they are not read.
 
     >>> BlockTable(torch.tensor([[2, 0]]), size=3).slot_BM
     tensor([[6, 7, 8, 0, 1, 2]])
@@ -29,14 +29,14 @@ class BlockTable:
 
     @cached_property
     def slot_BM(self) -> Tensor:
-        """The row of every key."""
+        """The storage slot of every key."""
         if self.page_size == 1:
             return self.page_BP
         within = torch.arange(self.page_size, device=self.page_BP.device)
         return (self.page_BP.unsqueeze(-1) * self.page_size + within).flatten(1)
 
     def slot_mapping(self, index_NK: Tensor) -> Tensor:
-        """The rows of some keys, N = B * Q queries of which each Q are one sequence's; -1 stays."""
+        """Storage slots of selected keys for N = B * Q queries, Q per sequence; -1 stays -1."""
         slot_NM = self.slot_BM
         if len(index_NK) != len(slot_NM):
             slot_NM = slot_NM.repeat_interleave(len(index_NK) // len(slot_NM), 0)

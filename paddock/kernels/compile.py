@@ -1,9 +1,9 @@
-"""CUDA C++ sources, compiled when first used and kept on disk.
+"""CUDA C++ compilation with NVRTC at first use, cached on disk.
 
-NVRTC comes with every CUDA build of PyTorch, so a user needs no toolkit; this file speaks to it and
-to the driver through their C interfaces. Sources include no headers. A compiled kernel is kept in
-the user's cache under a name that hashes everything it depends on; where there is no such folder a
-process compiles for itself, which takes a second.
+NVRTC comes with every CUDA build of PyTorch, so no CUDA toolkit is needed; this file calls it and
+the driver through their C interfaces. Sources include no headers. A compiled kernel is cached in
+the user's cache folder under a hash of everything it depends on; without such a folder every
+process compiles, which takes a second.
 """
 
 import ctypes
@@ -25,12 +25,12 @@ MAX_SHARED_OPTIN = 97  # of CUdevice_attribute
 
 
 class KernelCompileError(RuntimeError):
-    """A source that does not compile, or a driver that refuses the result."""
+    """A source does not compile, or the driver rejects the result."""
 
 
 @cache
 def nvrtc() -> ctypes.CDLL | None:
-    """The run-time compiler: the one PyTorch was installed with or, failing that, the system's."""
+    """The NVRTC library: the one installed with PyTorch or, failing that, the system's."""
     for name in _nvrtc_names():
         try:
             return ctypes.CDLL(name)
@@ -42,7 +42,7 @@ def nvrtc() -> ctypes.CDLL | None:
 def _nvrtc_names() -> list[str]:
     major = (torch.version.cuda or "13").split(".")[0]
     name = f"libnvrtc.so.{major}"
-    spec = importlib.util.find_spec("nvidia")  # a namespace: one folder of wheels, or several
+    spec = importlib.util.find_spec("nvidia")  # a namespace package of one or several folders
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     beside_torch = sorted(str(file) for root in roots for file in root.glob(f"*/lib/{name}"))
     bundled = sorted(str(f) for f in (Path(torch.__file__).parent / "lib").glob("libnvrtc.so*"))
@@ -53,13 +53,13 @@ def _nvrtc_names() -> list[str]:
 def compile_cuda(
     source: str, arch: str, options: Sequence[str] = (), folder: Path | None = None
 ) -> tuple[bytes, str]:
-    """Machine code of `source` for `arch` ("sm_90"), and what the compiler said about it.
+    """Machine code of `source` for `arch` ("sm_90"), and the compiler log.
 
-    Kept in `folder`, or in the user's cache.
+    Cached in `folder`, or in the user's cache.
     """
     library = nvrtc()
     if library is None:
-        raise KernelCompileError("no NVRTC library was found beside PyTorch or on this system")
+        raise KernelCompileError("NVRTC library not found in PyTorch's packages or on this system")
     flags = ("--std=c++17", f"--gpu-architecture={arch}", "--ptxas-options=-v", *options)
     stem = (folder or _home()) / _digest(library, source, flags)
     code, report = stem.with_suffix(".cubin"), stem.with_suffix(".txt")
@@ -76,7 +76,7 @@ def compile_cuda(
 def _home() -> Path:
     try:
         return Path.home() / ".cache" / "paddock" / "kernels"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home folder
         return Path("/nonexistent")
 
 
@@ -88,10 +88,10 @@ def _digest(library: ctypes.CDLL, source: str, flags: Sequence[str]) -> str:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """All at once, so that another process never reads half of it."""
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as draft:
-        draft.write(content)
-    os.replace(draft.name, file)
+    """Write atomically, so that another process never reads a partial file."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
+        temporary.write(content)
+    os.replace(temporary.name, file)
 
 
 def _compile(library: ctypes.CDLL, source: str, flags: Sequence[str]) -> tuple[bytes, str]:
@@ -101,10 +101,10 @@ def _compile(library: ctypes.CDLL, source: str, flags: Sequence[str]) -> tuple[b
         options = (c_char_p * len(flags))(*(flag.encode() for flag in flags))
         failed = library.nvrtcCompileProgram(program, len(flags), options)
         log = _read(program, library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog)
-        said = log.rstrip(b"\0").decode()
+        message = log.rstrip(b"\0").decode()
         if failed:
-            raise KernelCompileError(f"NVRTC refused a source:\n{said}")
-        return _read(program, library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN), said
+            raise KernelCompileError(f"NVRTC could not compile a source:\n{message}")
+        return _read(program, library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN), message
     finally:
         library.nvrtcDestroyProgram(byref(program))
 
@@ -126,39 +126,39 @@ class CudaKernel:
         self._module, self._function = c_void_p(), c_void_p()
         with torch.cuda.device(device):
             _enter(device)
-            self._ask("cuModuleLoadData", byref(self._module), code)
-            self._ask("cuModuleGetFunction", byref(self._function), self._module, name.encode())
-            self._ask("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED, shared_bytes)
+            self._call("cuModuleLoadData", byref(self._module), code)
+            self._call("cuModuleGetFunction", byref(self._function), self._module, name.encode())
+            self._call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED, shared_bytes)
 
     def launch(
         self, blocks: int, threads: int, shared_bytes: int, arguments: Sequence[Any]
     ) -> None:
-        """On PyTorch's current stream. `arguments` are ctypes values, or tensors of the device."""
+        """Launch on PyTorch's current stream. `arguments` are ctypes values or device tensors."""
         values = [c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments]
         pointers = (c_void_p * len(values))(*map(ctypes.addressof, values))
         shape = (blocks, 1, 1, threads, 1, 1, shared_bytes)
         with torch.cuda.device(self._device):
             _enter(self._device)
             stream = torch.cuda.current_stream(self._device).cuda_stream
-            self._ask("cuLaunchKernel", self._function, *shape, stream, pointers, None)
+            self._call("cuLaunchKernel", self._function, *shape, stream, pointers, None)
 
-    def _ask(self, function: str, *arguments: object) -> None:
+    def _call(self, function: str, *arguments: object) -> None:
         status = getattr(self._driver, function)(*arguments)
         if status:
             reason = c_char_p()
             self._driver.cuGetErrorString(status, byref(reason))
-            said = (reason.value or b"unknown").decode()
-            raise KernelCompileError(f"{function} answered {status} on {self._device}: {said}")
+            message = (reason.value or b"unknown").decode()
+            raise KernelCompileError(f"{function} returned {status} on {self._device}: {message}")
 
 
 @cache
 def max_shared_memory_bytes(device: torch.device) -> int:
-    """Shared memory that one block may ask for."""
+    """Maximal shared memory of a thread block, in bytes."""
     torch.cuda.init()
-    handle, answer = c_int(), c_int()
+    handle, value = c_int(), c_int()
     _driver().cuDeviceGet(byref(handle), device.index)
-    _driver().cuDeviceGetAttribute(byref(answer), MAX_SHARED_OPTIN, handle)
-    return answer.value
+    _driver().cuDeviceGetAttribute(byref(value), MAX_SHARED_OPTIN, handle)
+    return value.value
 
 
 @cache
@@ -169,8 +169,8 @@ def _driver() -> ctypes.CDLL:
 
 
 def _enter(device: torch.device) -> None:
-    """A thread that has not called CUDA yet has no context, and PyTorch makes one only when it
-    has to: lend it the device's."""
+    """Set the device's primary context on a thread that has none yet: PyTorch creates contexts
+    lazily."""
     current = c_void_p()
     _driver().cuCtxGetCurrent(byref(current))
     if current.value is None:

@@ -1,9 +1,9 @@
-"""A device's work, recorded once and then repeated with a single call.
+"""CUDA graph capture and replay.
 
-A step of decoding is some thousand small launches; told one by one they take the host longer than
-the device. A recording holds them all: same kernels, same memory, other contents. So whatever
-`work` reads must stay where it is and be written over, and nothing in it may ask the device for a
-number.
+A decode step is a thousand small kernel launches, which take the host longer than the device. A
+CUDA graph replays them with one call: same kernels, same memory addresses, other contents. So the
+inputs of the captured work must stay at their addresses and be overwritten in place, and the work
+must not synchronize with the host.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,7 @@ import torch
 
 T = TypeVar("T")
 
-WARMUP_RUNS = (
-    2  # runs before the recording: compilers, handles and workspaces are made in the first
-)
+WARMUP_RUNS = 2  # runs before capture: the first compiles kernels and allocates workspaces
 
 
 def can_capture(device: torch.device) -> bool:
@@ -25,21 +23,20 @@ def can_capture(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph(Generic[T]):
-    """`repeat` queues the work; what it returns is good until another of its pool is repeated."""
+    """`replay` queues the work; its result is valid until another graph of the pool replays."""
 
     replay: Callable[[], T]
 
 
 class CudaGraphPool:
-    """Recordings that share their scratch memory. A device that cannot record does the work
-    again each time."""
+    """CUDA graphs that share their memory pool. On other devices replay runs the work again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._handle = torch.cuda.graph_pool_handle() if can_capture(device) else None
 
     def capture(self, work: Callable[[], T]) -> CapturedGraph[T]:
-        """Do the work a few times, then once more for the record."""
+        """Run the work a few times to warm up, then capture it."""
         if not can_capture(self._device):
             return CapturedGraph(work)
         with torch.cuda.device(self._device):
@@ -50,7 +47,7 @@ class CudaGraphPool:
                     work()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            # Only this thread's calls are watched: others may copy weights meanwhile.
+            # Thread-local capture: other threads may copy weights meanwhile.
             with torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
                 result = work()
 

@@ -1,6 +1,6 @@
-"""Which fast twins may be used: all of them, unless one is switched off to find a fault or a cost.
+"""Kernel dispatch: which kernels are enabled. All are, unless disabled to debug or benchmark.
 
-A twin is taken where it exists for the tensors at hand; everything else goes to the reference.
+A kernel is used where it supports the tensors at hand; everything else uses the reference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,37 +11,37 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-# Every switch, and what it replaces when it is on.
+# Every kernel, and what it replaces.
 KERNELS = {
     "adamw": "a loop over parameters",
     "causal_attention": "PyTorch's attention over documents of many lengths",
-    "expert_choice": "sorting each token's router scores",
-    "few_experts": "sorting few rows by expert for grouped products",
-    "grouped_decode": "gathering the keys of every sequence of a batch, and spans one by one",
+    "expert_topk": "sorting each token's router scores",
+    "fused_experts": "sorting few rows by expert for grouped products",
+    "gqa_decode": "gathering the keys of every sequence of a batch, and a loop over spans",
     "grouped_gemm": "a loop over experts",
     "index_kl": "probabilities of every head and key, held for a chunk of queries",
     "index_topk": "torch's product and top-k of index scores",
-    "kept_attention": "PyTorch's attention under a mask of booleans",
-    "latent_decode": "gathering the rows of every sequence of a batch and multiplying them",
-    "latent_prepare": "norms, rotations and copies between the products of a decoding layer",
-    "lm_loss": "elementwise passes over the logits",
+    "topk_masked_attention": "PyTorch's attention under a boolean mask",
+    "mla_decode": "gathering the latent KV entries of every sequence of a batch",
+    "mla_prepare": "norms, rotations and copies between the matrix products of a decode layer",
+    "linear_cross_entropy": "elementwise passes over the logits",
     "moe_permute": "sorting and indexing rows by expert",
-    "newton_schulz": "products of whole matrices, three a step",
+    "newton_schulz": "products of whole matrices, three per step",
     "norm": "elementwise passes of the norms",
     "rope": "elementwise passes of the rotation",
-    "sparse_mla": "gathering rows and multiplying them",
+    "sparse_mla": "gathering latent KV entries and multiplying them",
     "swiglu": "elementwise passes of the gated activation",
-    "topk": "torch.topk and a rule for ties",
+    "topk": "torch.topk with a tie rule",
     "w4a8_gemm": "unpacking integers and multiplying them as floats",
-    "wide_linear": "a product of widened copies",
+    "linear_fp32": "a product of float32 copies",
 }
-_off: set[str] = set()
+_disabled: set[str] = set()
 
 
 def can_use_kernel(name: str, *tensors: Tensor) -> bool:
-    """Whether the Triton twin `name` may take these tensors: half types on the current GPU."""
+    """Whether the Triton kernel `name` supports these tensors: half types on the current GPU."""
     return (
-        tensors[0].is_cuda  # first and cheap: a CPU asks thousands of times a second
+        tensors[0].is_cuda  # first because it is cheap: called thousands of times a second on a CPU
         and is_enabled(name)
         and all(x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
         and all(x.get_device() == torch.cuda.current_device() for x in tensors)
@@ -50,30 +50,30 @@ def can_use_kernel(name: str, *tensors: Tensor) -> bool:
 
 
 def is_enabled(name: str) -> bool:
-    """Whether the switch `name` is on.
+    """Whether the kernel `name` is enabled.
 
     >>> with disable_kernels("norm"):
     ...     is_enabled("norm"), is_enabled("rope")
     (False, True)
     """
-    return _known((name,)).isdisjoint(_off)
+    return _check_names((name,)).isdisjoint(_disabled)
 
 
 @contextmanager
 def disable_kernels(*names: str) -> Iterator[None]:
-    """References alone for these, until the block ends."""
-    global _off
-    before, _off = _off, _off | _known(names)
+    """Use the references instead of these kernels until the block ends."""
+    global _disabled
+    previous, _disabled = _disabled, _disabled | _check_names(names)
     try:
         yield
     finally:
-        _off = before
+        _disabled = previous
 
 
-def _known(names: Sequence[str]) -> set[str]:
+def _check_names(names: Sequence[str]) -> set[str]:
     for name in names:
         if name not in KERNELS:
-            raise ValueError(f"no twin called '{name}'; there are {', '.join(KERNELS)}")
+            raise ValueError(f"kernel '{name}' not found; kernels: {', '.join(KERNELS)}")
     return set(names)
 
 

@@ -1,11 +1,11 @@
-"""Which precision sums and exponentials are computed in."""
+"""Accumulation dtypes: sums and exponentials run in float32 or wider."""
 
 import torch
 from torch import Tensor
 
 
 def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
-    """At least float32: half types widen, float64 stays.
+    """The dtype to compute in: float32 for half types, float64 stays.
 
     >>> opmath_dtype(torch.bfloat16), opmath_dtype(torch.float64)
     (torch.float32, torch.float64)
@@ -14,10 +14,10 @@ def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def mm_fp32(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """a @ b with a result and sums in float32 or better.
+    """a @ b with result and sums in float32 or wider.
 
     Products of halves are exact in float32, so a tensor core that multiplies halves and adds in
-    float32 computes the same thing as widening them first; where there is one, it is used.
+    float32 computes the same as widening first; it is used on a GPU.
     """
     if a_MK.is_cuda and a_MK.dtype == b_KN.dtype and a_MK.dtype.itemsize == 2:
         return torch.mm(a_MK, b_KN, out_dtype=torch.float32)

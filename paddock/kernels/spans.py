@@ -1,7 +1,7 @@
-"""Which keys the queries of a packed step may see.
+"""Spans: which keys the queries of a packed step attend to.
 
 A step packs the new tokens of several sequences into one row of T queries. A `Span` is one
-sequence's share: its queries, and the contiguous run of keys that is its whole past including
+sequence's share: its queries, and the contiguous range of keys of the sequence up to and including
 those queries. Training has as many queries as keys in each span; a decode step has one query.
 """
 
@@ -28,7 +28,7 @@ class Span:
 
     @property
     def past(self) -> int:
-        """Keys that were there before the first query of this span."""
+        """Number of cached keys before the first query of this span."""
         return self.keys - self.queries
 
     @property

@@ -1,7 +1,7 @@
-"""How much scratch memory a reference may hold at once.
+"""Scratch memory budget and chunking of reference implementations.
 
-References walk over their rows in chunks, so that a [queries, heads, keys] tensor never exists
-whole. On a CPU the budget is small on purpose: a chunk that stays in cache is also the faster one.
+References process their rows in chunks, so that a full [queries, heads, keys] tensor never exists.
+On a CPU the budget is small on purpose: a chunk that fits in cache is faster.
 """
 
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 
 SCRATCH_BYTES = 8 << 20
-# An accelerator wants enough rows to fill it, and has the memory.
+# An accelerator needs enough rows to be busy, and has the memory.
 ACCELERATOR_SCRATCH_BYTES = 1 << 30
 
 
 def scratch_bytes(device: torch.device) -> int:
-    """What a reference may hold at once on this device."""
+    """Scratch memory budget on this device."""
     return SCRATCH_BYTES if device.type == "cpu" else ACCELERATOR_SCRATCH_BYTES
 
 

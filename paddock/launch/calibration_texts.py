@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paddock.train import TrainingRun
 
 EVERY = 4  # of the texts of a file, one in so many is measured with instead of calibrated
+PURPOSE_ORDER = ("calibration", "validation", "needles")
 SHORTEST = 2  # tokens: one to read and one to say
 
 
@@ -44,7 +45,7 @@ def load_calibration_texts(
         )
         read = calibration_texts_from_run if is_run(path) else calibration_texts_from_files
         found += read(path, tokenizer, share)
-    return sorted(found, key=lambda passage: passage.purpose)
+    return sorted(found, key=lambda passage: PURPOSE_ORDER.index(passage.purpose))
 
 
 def calibration_texts_from_run(
@@ -56,8 +57,8 @@ def calibration_texts_from_run(
 
     run = open_run(folder)
     corpus = open_corpus(run, tokenizer, lambda _: None)
-    found = _from_split(corpus.split("train"), "calibrate", amounts.calibrate, amounts.length)
-    found += _from_split(corpus.split("held_out"), "held_out", amounts.held_out, amounts.length)
+    found = _from_split(corpus.split("train"), "calibration", amounts.calibrate, amounts.length)
+    found += _from_split(corpus.split("held_out"), "validation", amounts.held_out, amounts.length)
     known = [s for s in run.settings.corpus.sources if isinstance(s, LongContextSource)]
     if known and amounts.needles:
         longest = max(known, key=lambda source: source.max_tokens)
@@ -111,16 +112,19 @@ def calibration_texts_from_files(
     from paddock.quant import CalibrationText
 
     source, reading = _source(path), _reading(tokenizer)
-    left: dict[TextPurpose, int] = {"calibrate": amounts.calibrate, "held_out": amounts.held_out}
+    left: dict[TextPurpose, int] = {
+        "calibration": amounts.calibrate,
+        "validation": amounts.held_out,
+    }
     found: list[CalibrationText] = []
     for number, ids in enumerate(_pieces(source, reading, tokenizer, amounts.length)):
         if all(tokens <= 0 for tokens in left.values()):
             break
-        purpose: TextPurpose = "held_out" if number % EVERY == EVERY - 1 else "calibrate"
+        purpose: TextPurpose = "validation" if number % EVERY == EVERY - 1 else "calibration"
         if left[purpose] > 0:
             found.append(CalibrationText(ids=ids, purpose=purpose))
             left[purpose] -= len(ids)
-    if amounts.calibrate and not any(one.purpose == "calibrate" for one in found):
+    if amounts.calibrate and not any(one.purpose == "calibration" for one in found):
         why = ", ".join(f"{reason} ({count})" for reason, count in reading.drop_counts.items())
         left_out = f"; left out: {why}" if why else ""
         raise UserError(f"{path}: holds no document of {SHORTEST} tokens or more{left_out}")

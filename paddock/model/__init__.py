@@ -1,28 +1,30 @@
-"""The network, one definition for trainer and engine alike.
+"""Model definition shared by trainer and engine: config, layers, attention, MoE, MTP.
 
-attention/   latent, sparse, grouped, windowed and linear attention, and the table of them
+attention/   MLA, DSA, GQA, sliding-window and linear attention, and the table of them
+attention_metadata.py  positions, spans, KV slots and decode batch of a packed step
 decoder_layer.py  one decoder layer
-config.py    the shape of a network, checked when it is built
-cost.py      parameters, arithmetic and memory, from the configuration alone
+config.py    model configuration, validated
+cost.py      parameter counts, FLOPs and KV cache bytes from the configuration alone
 transformer.py  embedding, layers, norm, head and MTP in one module
-weight_init.py  how a network is born
-kv_cache.py  what a layer may look back on
-moe.py       dense feed-forward, router, experts and their balance
+weight_init.py  random weight initialisation from a seed
+kv_cache.py  KV cache protocol, no cache for training, a growing cache for one sequence
+moe.py       gated MLP, top-k router, routed experts and their balance loss
 mtp.py       multi-token prediction, one layer for all depths
-norm.py      norms with their weights
-presets.py   networks with a name
-roles.py     what each parameter is for
-rope.py      rotation angles, stretched or not
-forward_context.py  what all layers are told, and what they report
-surgery.py   a new attention from an old one's weights
-fuse.py      linear maps of one input as one product
+norm.py      RMSNorm and LayerNorm modules
+presets.py   named configurations, nano to GLM-5
+roles.py     role of each parameter: optimizer group, Muon split, float32 storage
+rope.py      rotary position embeddings and their context scaling
+forward_context.py  inputs shared by all layers of a forward pass, and auxiliary outputs
+surgery.py   change the attention, indexer or vocabulary of trained weights
+fuse.py      linear layers with the same input as one matrix product
 """
 
 from paddock.model import attention, config, cost
+from paddock.model.attention_metadata import AttentionMetadata, DecodeBatch
 from paddock.model.config import ModelConfig
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.forward_context import AuxOutputs, AuxRequest, ForwardContext, TopKSelection
-from paddock.model.kv_cache import AttentionMetadata, DecodeBatch
+from paddock.model.kv_cache import GrowingCache, KVCache, NoCache
 from paddock.model.moe import GatedMLP, GroupedExperts, MoE, Routing, TopKRouter
 from paddock.model.mtp import MTP
 from paddock.model.norm import RMSNorm
@@ -43,8 +45,11 @@ __all__ = [
     "ForwardContext",
     "GatedMLP",
     "GroupedExperts",
+    "GrowingCache",
+    "KVCache",
     "MoE",
     "ModelConfig",
+    "NoCache",
     "RMSNorm",
     "Routing",
     "TopKRouter",

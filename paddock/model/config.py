@@ -1,7 +1,7 @@
-"""The shape of a network: frozen, whole, and checked when it is built.
+"""Model configuration: immutable and validated when built.
 
-Names are short because they stand in groups: `config.mla.kv_rank` is the released `kv_lora_rank`.
-The translation to and from released config.json files is checkpoint's business.
+Names are short because they are grouped: `config.mla.kv_rank` is the released `kv_lora_rank`.
+`paddock.checkpoint` translates to and from released config.json files.
 """
 
 from typing import Literal, Self
@@ -19,17 +19,20 @@ IndexerKind = Literal["full", "shared"]
 RopeLayout = Literal["interleaved", "halves"]
 
 LATENT_ATTENTION: tuple[AttentionKind, ...] = ("mla", "dsa")
-LINEAR_ATTENTION: tuple[AttentionKind, ...] = ("gdn", "simple_gdn")  # keep a state, not rows
+LINEAR_ATTENTION: tuple[AttentionKind, ...] = (
+    "gdn",
+    "simple_gdn",
+)  # recurrent state instead of KV entries
 
 
 class MLASettings(BaseSettings):
     """Multi-head latent attention."""
 
     heads: PositiveInt
-    q_rank: PositiveInt | None = None  # None: queries straight from the hidden state
+    q_rank: PositiveInt | None = None  # None: queries from the hidden state directly
     kv_rank: PositiveInt
-    nope: PositiveInt  # query and key dims of a head without position
-    rope: PositiveInt  # and with
+    nope: PositiveInt  # query and key dims per head without rotation
+    rope: PositiveInt  # query and key dims per head with rotation
     value: PositiveInt
     norm_eps: PositiveFloat = 1e-5  # of the two latent norms
 
@@ -39,7 +42,7 @@ class MLASettings(BaseSettings):
 
     @property
     def kv_cache_dim(self) -> int:
-        """Width of what is cached for a token: latent and rotated key."""
+        """Width of a latent KV entry: latent and rotated key."""
         return self.kv_rank + self.rope
 
 
@@ -47,15 +50,15 @@ class IndexerSettings(BaseSettings):
     """The lightning indexer of DeepSeek Sparse Attention."""
 
     heads: PositiveInt
-    dim: PositiveInt  # its first `mla.rope` dims carry position
+    dim: PositiveInt  # its first `mla.rope` dims are rotated
     topk: PositiveInt
-    layers: tuple[IndexerKind, ...]  # "shared": reuse the choice of the last full layer below
+    layers: tuple[IndexerKind, ...]  # "shared": reuse the selection of the last full layer below
     norm_eps: PositiveFloat = 1e-6
     rope_layout: RopeLayout = "interleaved"
 
 
 class GQASettings(BaseSettings):
-    """Grouped-query attention, and what its ablations take from it."""
+    """Grouped-query attention and its variants (sliding window, Gated DeltaNet)."""
 
     heads: PositiveInt
     kv_heads: PositiveInt
@@ -80,7 +83,7 @@ class MoESettings(BaseSettings):
 
 
 class RopeScaling(BaseSettings):
-    """How frequencies are stretched beyond the length they were trained at."""
+    """RoPE frequency scaling beyond the trained context length."""
 
     kind: Literal["linear", "llama3", "yarn"]
     factor: PositiveFloat
@@ -95,7 +98,7 @@ class RopeScaling(BaseSettings):
     truncate: bool = True
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check(self) -> Self:
         if self.kind != "linear" and self.original_context is None:
             raise ValueError(f"'{self.kind}' scaling needs 'original_context'")
         if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
@@ -110,7 +113,7 @@ class RopeSettings(BaseSettings):
 
 
 class WeightInitSettings(BaseSettings):
-    """Standard deviations at birth; None: `std`."""
+    """Standard deviations of initial weights; None: `std`."""
 
     std: PositiveFloat = 0.02
     embed_std: PositiveFloat | None = None
@@ -122,17 +125,17 @@ class MTPSettings(BaseSettings):
     """Multi-token prediction: one layer, used at several depths."""
 
     depths: PositiveInt = 3
-    share_index: bool = False  # depths after the first attend to the keys that the first selected
+    share_index: bool = False  # later depths reuse the keys selected at depth 1
 
 
 class ModelConfig(BaseSettings):
-    """Everything that fixes a network's tensors and what they mean."""
+    """Architecture of a network: everything that determines its tensors and their meaning."""
 
     family: Family
     vocab: PositiveInt
     hidden: PositiveInt
     context: PositiveInt
-    attention: tuple[AttentionKind, ...] = Field(min_length=1)  # one entry a layer
+    attention: tuple[AttentionKind, ...] = Field(min_length=1)  # one entry per layer
     mlp: tuple[MlpKind, ...]
     dense_inner: PositiveInt
     rope: RopeSettings = RopeSettings()
@@ -154,37 +157,37 @@ class ModelConfig(BaseSettings):
 
     @property
     def mtp_layer(self) -> int:
-        """The index the MTP layer has in checkpoints and in memory."""
+        """Layer index of the MTP layer in checkpoints and in the KV cache."""
         return self.layers
 
     def attention_kind(self, layer: int) -> AttentionKind:
-        """The MTP layer attends as the last layer does."""
+        """Attention kind of a layer; the MTP layer has that of the last layer."""
         return self.attention[min(layer, self.layers - 1)]
 
     def mlp_kind(self, layer: int) -> MlpKind:
         return self.mlp[min(layer, self.layers - 1)]
 
     def has_indexer(self, layer: int) -> bool:
-        """Whether this layer chooses its own keys. The MTP layer always does."""
+        """Whether this layer has its own indexer. A DSA network's MTP layer always has."""
         if self.indexer is None or self.attention_kind(layer) != "dsa":
             return False
         return layer >= self.layers or self.indexer.layers[layer] == "full"
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check(self) -> Self:
         for problem in _problems(self):
             raise ValueError(problem)
         return self
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    """What no network could satisfy, in words."""
+    """Messages about settings that contradict each other."""
     latent = any(kind in LATENT_ATTENTION for kind in config.attention)
     grouped = any(kind not in LATENT_ATTENTION for kind in config.attention)
     checks = [
         (
             len(config.mlp) != config.layers,
-            f"'mlp' names {len(config.mlp)} layers, 'attention' names {config.layers}",
+            f"'mlp' has {len(config.mlp)} layers, 'attention' has {config.layers}",
         ),
         (latent and config.mla is None, "latent attention layers need 'mla'"),
         (grouped and config.gqa is None, "grouped attention layers need 'gqa'"),
@@ -194,64 +197,72 @@ def _problems(config: ModelConfig) -> list[str]:
             "swa" in config.attention and (config.gqa is None or config.gqa.window is None),
             "'swa' layers need 'gqa.window'",
         ),
-        (config.mtp is not None and not latent, "'mtp' is built on latent attention"),
+        (config.mtp is not None and not latent, "'mtp' needs latent attention layers"),
     ]
-    found = [text for wrong, text in checks if wrong]
-    if found:
-        return found
+    problems = [text for failed, text in checks if failed]
+    if problems:
+        return problems
     if config.mla is not None:
-        found += _latent_problems(config, config.mla)
+        problems += _latent_problems(config, config.mla)
     if config.gqa is not None:
-        found += _grouped_problems(config.gqa)
+        problems += _grouped_problems(config.gqa)
     if config.moe is not None:
-        found += _expert_problems(config.moe)
-    return found
+        problems += _expert_problems(config.moe)
+    return problems
 
 
 def _latent_problems(config: ModelConfig, mla: MLASettings) -> list[str]:
-    found = []
+    problems = []
     if mla.rope % 2:
-        found.append(f"'mla.rope' {mla.rope} must be even to be rotated")
+        problems.append(f"'mla.rope' {mla.rope} must be even")
     if config.indexer is not None and "dsa" in config.attention:
         indexer = config.indexer
         if mla.q_rank is None:
-            found.append("the indexer reads the query latent: 'mla.q_rank' may not be empty")
+            problems.append("the indexer needs the query latent: set 'mla.q_rank'")
         if indexer.dim < mla.rope:
-            found.append(f"'indexer.dim' {indexer.dim} is less than 'mla.rope' {mla.rope}")
+            problems.append(f"'indexer.dim' {indexer.dim} is less than 'mla.rope' {mla.rope}")
         if len(indexer.layers) != config.layers:
-            found.append(f"'indexer.layers' names {len(indexer.layers)} layers of {config.layers}")
-        elif indexer.layers[config.attention.index("dsa")] != "full":
-            found.append(
-                "the first 'dsa' layer has nobody to share an indexer with: make it 'full'"
+            problems.append(
+                f"'indexer.layers' has {len(indexer.layers)} entries for {config.layers} layers"
             )
-    return found
+        elif indexer.layers[config.attention.index("dsa")] != "full":
+            problems.append(
+                "'indexer.layers' must be 'full' for the first 'dsa' layer: no layer below has one"
+            )
+    return problems
 
 
 def _grouped_problems(gqa: GQASettings) -> list[str]:
-    found = []
+    problems = []
     if gqa.heads % gqa.kv_heads:
-        found.append(f"'gqa.heads' {gqa.heads} is not a multiple of 'gqa.kv_heads' {gqa.kv_heads}")
+        problems.append(
+            f"'gqa.heads' {gqa.heads} is not a multiple of 'gqa.kv_heads' {gqa.kv_heads}"
+        )
     if gqa.dim % 2:
-        found.append(f"'gqa.dim' {gqa.dim} must be even to be rotated")
-    return found
+        problems.append(f"'gqa.dim' {gqa.dim} must be even")
+    return problems
 
 
 def _expert_problems(moe: MoESettings) -> list[str]:
-    found = []
+    problems = []
     reachable = moe.experts // moe.groups * moe.groups_kept
     if moe.experts % moe.groups:
-        found.append(f"'moe.experts' {moe.experts} is not a multiple of 'moe.groups' {moe.groups}")
+        problems.append(
+            f"'moe.experts' {moe.experts} is not a multiple of 'moe.groups' {moe.groups}"
+        )
     elif moe.groups_kept > moe.groups:
-        found.append(f"'moe.groups_kept' {moe.groups_kept} exceeds 'moe.groups' {moe.groups}")
+        problems.append(f"'moe.groups_kept' {moe.groups_kept} exceeds 'moe.groups' {moe.groups}")
     elif moe.active > reachable:
-        found.append(f"'moe.active' {moe.active} exceeds the {reachable} experts within reach")
+        problems.append(
+            f"'moe.active' {moe.active} exceeds the {reachable} experts of the selected groups"
+        )
     elif moe.groups > 1 and moe.experts // moe.groups < 2:
-        found.append("groups are ranked by their two best experts: they need at least two each")
-    return found
+        problems.append("groups are ranked by their two best experts and need at least two each")
+    return problems
 
 
 def indexer_layers(layers: int, *, freq: int = 1, offset: int = 2) -> tuple[IndexerKind, ...]:
-    """Which layers run their own indexer, by the released rule (GLM-5.2: freq 4, offset 3).
+    """Which layers have their own indexer, by the released rule (GLM-5.2: freq 4, offset 3).
 
     >>> indexer_layers(8, freq=4, offset=3)
     ('full', 'full', 'full', 'shared', 'shared', 'shared', 'full', 'shared')
@@ -260,13 +271,13 @@ def indexer_layers(layers: int, *, freq: int = 1, offset: int = 2) -> tuple[Inde
 
 
 def indexer_pattern(pattern: str) -> tuple[IndexerKind, ...]:
-    """The same from a string of F and S, one letter a layer.
+    """The same from a string of F and S, one letter per layer.
 
     >>> indexer_pattern("FSF")
     ('full', 'shared', 'full')
     """
     if unknown := set(pattern) - {"F", "S"}:
-        raise ValueError(f"an indexer pattern is made of F and S, got {sorted(unknown)}")
+        raise ValueError(f"an indexer pattern must consist of F and S, got {sorted(unknown)}")
     return tuple("full" if letter == "F" else "shared" for letter in pattern)
 
 
@@ -278,5 +289,5 @@ def window_layers(pattern: str | None, layers: int) -> tuple[AttentionKind, ...]
     """
     letters = pattern if pattern is not None else ("SF" * layers)[:layers]
     if len(letters) != layers or set(letters) - {"S", "F"}:
-        raise ValueError(f"a window pattern is {layers} letters S or F, got {letters!r}")
+        raise ValueError(f"a window pattern must be {layers} letters S or F, got {letters!r}")
     return tuple("swa" if letter == "S" else "gqa" for letter in letters)

@@ -13,6 +13,8 @@ from paddock.model.norm import RMSNorm
 
 
 class DecoderLayer(nn.Module):
+    """Attention and MLP or MoE, each pre-normed with a residual connection."""
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
@@ -26,34 +28,36 @@ class DecoderLayer(nn.Module):
             self.mlp = MoE(config.hidden, config.moe)
 
     def forward(
-        self, x_TD: Tensor, step: ForwardContext, selection: TopKSelection | None
+        self, x_TD: Tensor, ctx: ForwardContext, selection: TopKSelection | None
     ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
-        """The layer's output, the selection the next layer may share, and its report."""
-        y_TD, selection, notes = self.attention(self.attention_norm(x_TD), step, selection)
+        """Hidden states, the top-k selection that later layers may reuse, auxiliary outputs."""
+        y_TD, selection, aux = self.attention(self.attention_norm(x_TD), ctx, selection)
         x_TD = x_TD + y_TD
-        z_TD, notes = self.feed_forward(self.mlp_norm(x_TD), step, notes)
-        return x_TD + z_TD, selection, notes
+        z_TD, aux = self.feed_forward(self.mlp_norm(x_TD), ctx, aux)
+        return x_TD + z_TD, selection, aux
 
-    def _choices(self, routing: Routing, step: ForwardContext) -> list[Tensor] | None:
-        """Of each span's whole document; None where the spans are whole documents."""
-        layout = step.attn_metadata
-        if layout.context_shard is None:
+    def _document_experts(self, routing: Routing, ctx: ForwardContext) -> list[Tensor] | None:
+        """Routed experts of each span's whole document; None if the spans are whole documents."""
+        metadata = ctx.attn_metadata
+        if metadata.context_shard is None:
             return None
-        expert_SK = layout.gather_keys(routing.expert_TK)
-        return [expert_SK[document] for document in layout.documents]
+        expert_SK = metadata.gather_keys(routing.expert_TK)
+        return [expert_SK[document] for document in metadata.documents]
 
     def feed_forward(
-        self, x_TD: Tensor, step: ForwardContext, notes: AuxOutputs
+        self, x_TD: Tensor, ctx: ForwardContext, aux: AuxOutputs
     ) -> tuple[Tensor, AuxOutputs]:
         if isinstance(self.mlp, GatedMLP):
-            return self.mlp(x_TD), notes
+            return self.mlp(x_TD), aux
         y_TD, routing = self.mlp(x_TD)
         loss = None
-        if step.aux.balance_loss:
-            loss = balance_loss(routing, step.attn_metadata.spans, self._choices(routing, step))
+        if ctx.aux.balance_loss:
+            loss = balance_loss(
+                routing, ctx.attn_metadata.spans, self._document_experts(routing, ctx)
+            )
         return y_TD, replace(
-            notes,
+            aux,
             balance_loss=loss,
             expert_load_E=None if torch.is_inference_mode_enabled() else expert_load(routing),
-            experts_TK=routing.expert_TK if step.aux.routing_and_topk else None,
+            experts_TK=routing.expert_TK if ctx.aux.routing_and_topk else None,
         )

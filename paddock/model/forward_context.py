@@ -1,29 +1,30 @@
-"""What every layer of one forward pass is told, and what it may report back.
+"""Inputs shared by all layers of a forward pass, and the auxiliary outputs of a layer.
 
-T tokens, P rotated pairs, K kept keys or chosen experts, E experts, Q sparse queries, N queries of
-a batch.
+T tokens, P rotated pairs, K selected keys or experts, E experts, Q sparse queries, N queries of a
+decode batch.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from paddock.model.kv_cache import AttentionMetadata, KVCache
+from paddock.model.attention_metadata import AttentionMetadata
+from paddock.model.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuxRequest:
-    """What the caller wants besides hidden states. The default is plain inference."""
+    """Auxiliary outputs requested besides hidden states. The default is plain inference."""
 
-    dense: bool = False  # sparse layers look at everything (the indexer's warm-up)
+    dense: bool = False  # sparse layers attend to all keys (indexer warm-up)
     indexer_loss: bool = False
     balance_loss: bool = False
-    routing_and_topk: bool = False  # report routed experts and kept keys, for replay
+    routing_and_topk: bool = False  # return routed experts and selected keys, for replay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardContext:
-    """Positions, visibility and memory: the same for all layers."""
+    """Attention metadata, KV cache and rotary angles: the same for all layers."""
 
     attn_metadata: AttentionMetadata
     kv_cache: KVCache
@@ -34,11 +35,11 @@ class ForwardContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopKSelection:
-    """The keys sparse queries keep. Queries that see no more than top-k keys are not listed.
+    """Selected top-k keys of sparse queries. Queries that see at most top-k keys are not listed.
 
-    `index_QK` counts keys as the layout's spans do, ascending, -1 where there is none. Queries of a
-    batch stand apart and are listed all or none; `batch_NK` counts keys from the beginning of each
-    sequence.
+    `index_QK` numbers keys as the metadata's spans do, ascending, padded with -1. Queries of a
+    decode batch are listed in `batch_NK`, all or none of them, with keys numbered from the start
+    of each sequence.
     """
 
     query_Q: Tensor
@@ -48,13 +49,13 @@ class TopKSelection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AuxOutputs:
-    """What a layer reports; None where it was not asked or has nothing to say.
+    """Auxiliary outputs of a layer; None where not requested or not applicable.
 
-    Losses are sums over the step's tokens, for the caller to divide.
+    Losses are sums over the tokens of the step; the caller divides.
     """
 
     indexer_loss: Tensor | None = None
     balance_loss: Tensor | None = None
-    expert_load_E: Tensor | None = None  # how many tokens each expert received
+    expert_load_E: Tensor | None = None  # number of tokens routed to each expert
     experts_TK: Tensor | None = None
     selection: TopKSelection | None = None

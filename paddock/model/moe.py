@@ -1,6 +1,6 @@
-"""Feed-forward: dense, or many experts of which each token meets a few.
+"""Gated MLP and mixture of experts (MoE): top-k router, routed and shared experts, balance loss.
 
-T tokens, D hidden, F inner, E experts, K chosen per token, R = T * K routed rows.
+T tokens, D hidden, F inner, E experts, K routed per token, R = T * K routed rows.
 """
 
 from collections.abc import Sequence
@@ -38,24 +38,24 @@ class GatedMLP(nn.Module):
         return self.down(swiglu(gate_TF, up_TF))  # type: ignore[no-any-return]
 
     def fuse_weights(self) -> None:
-        """Weights that meet the same input, one behind the other in memory."""
+        """Lay out `gate` and `up` contiguously in memory, to run as one product."""
         fuse_weights((self.gate, self.up))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """Where each token goes, experts ascending, and how much each answer weighs."""
+    """Experts of each token, ascending, and the weights of their outputs."""
 
     expert_TK: Tensor
     weight_TK: Tensor
-    score_TE: Tensor  # sigmoid scores before bias and choice
+    score_TE: Tensor  # sigmoid scores before bias and selection
 
 
 class TopKRouter(nn.Module):
-    """Sigmoid scores in float32; a bias that no gradient moves decides the choice alone.
+    """Sigmoid scores in float32, with a bias for auxiliary-loss-free load balancing.
 
-    The bias is nudged by `rebalance` after each step (loss-free balancing): it changes who is
-    chosen, never how much an answer weighs.
+    `update_bias` adjusts the bias after each step; no gradient reaches it. The bias affects which
+    experts are selected, never the weights of their outputs.
     """
 
     bias: Tensor
@@ -76,28 +76,28 @@ class TopKRouter(nn.Module):
 
     @torch.no_grad()
     def update_bias(self, load_E: Tensor, rate: float) -> None:
-        """Make the overworked less attractive and the idle more, by a fixed step each."""
+        """Lower the bias of overloaded experts and raise that of underloaded ones by `rate`."""
         self.bias += rate * torch.sign(load_E.float().mean() - load_E.float())
 
 
-def select_experts(choice_TE: Tensor, moe: MoESettings) -> Tensor:
-    """[T, K] expert indices, ascending; of equal choices the lowest index wins.
+def select_experts(score_TE: Tensor, moe: MoESettings) -> Tensor:
+    """[T, K] indices of the top-k experts, ascending; ties go to the lowest index.
 
-    With groups, only the best groups (by the sum of their two best choices) are within reach.
+    With groups, only experts of the best groups (by the sum of their two best scores) qualify.
     """
     if moe.groups > 1:
-        grouped_TGE = choice_TE.unflatten(1, (moe.groups, -1))
+        grouped_TGE = score_TE.unflatten(1, (moe.groups, -1))
         group_TG = grouped_TGE.topk(2, dim=-1).values.sum(-1)
-        kept_TG = torch.zeros_like(group_TG, dtype=torch.bool)
-        kept_TG.scatter_(1, expert_topk(group_TG, moe.groups_kept), True)
-        choice_TE = grouped_TGE.masked_fill(~kept_TG.unsqueeze(-1), float("-inf")).flatten(1)
-    return expert_topk(choice_TE, moe.active)
+        selected_TG = torch.zeros_like(group_TG, dtype=torch.bool)
+        selected_TG.scatter_(1, expert_topk(group_TG, moe.groups_kept), True)
+        score_TE = grouped_TGE.masked_fill(~selected_TG.unsqueeze(-1), float("-inf")).flatten(1)
+    return expert_topk(score_TE, moe.active)
 
 
 class GroupedExperts(nn.Module):
-    """All experts of a layer as two stacks; gate rows first, as released checkpoints fuse them.
+    """All experts of a layer as two stacked weights; gate rows first, as in fused checkpoints.
 
-    After `split` a rank holds some of them, and tokens travel along `axis` to the others.
+    After `shard` each rank holds some of them, and tokens are dispatched along `axis`.
     """
 
     def __init__(self, hidden: int, moe: MoESettings) -> None:
@@ -107,10 +107,10 @@ class GroupedExperts(nn.Module):
         self.axis = SINGLE_RANK
 
     def shard(self, axis: MeshDim) -> None:
-        """Keep this rank's share of the experts alone."""
+        """Keep only this rank's experts."""
         for name, stack in list(self.named_parameters()):
-            mine = stack.detach()[axis.local_slice(len(stack))].clone()
-            setattr(self, name, nn.Parameter(mine, requires_grad=stack.requires_grad))
+            local = stack.detach()[axis.local_slice(len(stack))].clone()
+            setattr(self, name, nn.Parameter(local, requires_grad=stack.requires_grad))
         self.axis = axis
 
     def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
@@ -118,15 +118,15 @@ class GroupedExperts(nn.Module):
         if self.axis.size == 1 and is_supported(x_TD, routing.expert_TK, *stacks):
             return fused_experts(x_TD, routing.expert_TK, routing.weight_TK, *stacks)
         order = sort_by_expert(routing.expert_TK, routing.score_TE.shape[1])
-        trip = ExpertDispatch(order.counts_E, self.axis)
-        x_RD, counts_E = trip.dispatch(permute(x_TD, order)), trip.counts_H
+        dispatch = ExpertDispatch(order.counts_E, self.axis)
+        x_RD, counts_E = dispatch.dispatch(permute(x_TD, order)), dispatch.counts_H
         inner_RF = silu_and_mul(grouped_gemm(x_RD, self.gate_up, counts_E))
-        answer_RD = trip.combine(grouped_gemm(inner_RF, self.down, counts_E))
-        return unpermute(answer_RD, routing.weight_TK, order)
+        output_RD = dispatch.combine(grouped_gemm(inner_RF, self.down, counts_E))
+        return unpermute(output_RD, routing.weight_TK, order)
 
 
 class MoE(nn.Module):
-    """Routed experts plus shared ones that every token meets, added unscaled."""
+    """Routed experts plus shared experts, whose output is added unscaled for every token."""
 
     def __init__(self, hidden: int, moe: MoESettings) -> None:
         super().__init__()
@@ -143,32 +143,36 @@ class MoE(nn.Module):
 
 
 def expert_load(routing: Routing) -> Tensor:
-    """How many tokens each expert received."""
+    """Number of tokens routed to each expert."""
     return count_tokens_per_expert(routing.expert_TK, routing.score_TE.shape[1])
 
 
 def balance_loss(
-    routing: Routing, spans: tuple[Span, ...], choices: Sequence[Tensor] | None = None
+    routing: Routing, spans: tuple[Span, ...], document_experts: Sequence[Tensor] | None = None
 ) -> Tensor:
-    """Sequence-level balance: sum over sequences of tokens * sum_e share_e * appetite_e.
+    """Sequence-level balance loss: sum over sequences of tokens * sum_e f_e * P_e.
 
-    share_e is the fraction of a sequence's choices that went to expert e, times E, so that a
-    perfectly even sequence scores 1 per token; appetite_e is its mean normalised score. Only the
-    appetite carries a gradient. `choices` are those of each span's whole sequence, where a span is
-    but a part of it.
+    f_e is the fraction of a sequence's routed tokens that went to expert e, times E, so that a
+    perfectly balanced sequence scores 1 per token; P_e is the expert's mean normalised score and
+    carries the gradient. `document_experts` are the routed experts of each span's whole sequence,
+    where a span is only part of it.
     """
     T, E = routing.score_TE.shape
-    normed_TE = routing.score_TE / (routing.score_TE.sum(-1, keepdim=True) + 1e-20)
-    length_B = torch.tensor([span.queries for span in spans], device=normed_TE.device)
-    sequence_T = torch.arange(len(spans), device=normed_TE.device).repeat_interleave(
+    prob_TE = routing.score_TE / (routing.score_TE.sum(-1, keepdim=True) + 1e-20)
+    length_B = torch.tensor([span.queries for span in spans], device=prob_TE.device)
+    sequence_T = torch.arange(len(spans), device=prob_TE.device).repeat_interleave(
         length_B, output_size=T
     )
-    if choices is None:
+    if document_experts is None:
         expert_TK = routing.expert_TK + E * sequence_T.unsqueeze(1)
         load_BE = count_tokens_per_expert(expert_TK, len(spans) * E).view(-1, E)
         rows_B = length_B * routing.expert_TK.shape[1]
     else:
-        load_BE = torch.stack([count_tokens_per_expert(chosen, E) for chosen in choices])
-        rows_B = torch.tensor([chosen.numel() for chosen in choices], device=normed_TE.device)
-    share_BE = load_BE.to(normed_TE.dtype) * (E / rows_B.unsqueeze(1))
-    return (share_BE[sequence_T] * normed_TE).sum()
+        load_BE = torch.stack(
+            [count_tokens_per_expert(experts_NK, E) for experts_NK in document_experts]
+        )
+        rows_B = torch.tensor(
+            [experts_NK.numel() for experts_NK in document_experts], device=prob_TE.device
+        )
+    fraction_BE = load_BE.to(prob_TE.dtype) * (E / rows_B.unsqueeze(1))
+    return (fraction_BE[sequence_T] * prob_TE).sum()

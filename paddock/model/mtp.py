@@ -1,4 +1,4 @@
-"""Multi-token prediction: one extra layer that looks further ahead, used at every depth."""
+"""Multi-token prediction (MTP): one extra layer, shared by all depths."""
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,13 @@ class MTP(nn.Module):
         self,
         hidden_TD: Tensor,
         next_embed_TD: Tensor,
-        step: ForwardContext,
+        ctx: ForwardContext,
         selection: TopKSelection | None = None,
     ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
-        """Normed states, ready for the shared head and for the next depth, and the keys that were
-        selected: with a `selection` of an earlier depth, those."""
-        # Normed apart: the trunk's state is far larger than an embedding and would drown it.
+        """Normed states for the shared head and the next depth, the selected keys (those of
+        `selection`, where an earlier depth passes it) and auxiliary outputs."""
+        # Separate norms: hidden states are far larger than embeddings and would dominate the sum.
         # Embedding first: the order of the released checkpoint.
         joined = torch.cat((self.embed_norm(next_embed_TD), self.hidden_norm(hidden_TD)), dim=-1)
-        x_TD, selection, notes = self.block(self.join(joined), step, selection)
-        return self.norm(x_TD), selection, notes
+        x_TD, selection, aux = self.block(self.join(joined), ctx, selection)
+        return self.norm(x_TD), selection, aux

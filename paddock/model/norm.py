@@ -1,4 +1,4 @@
-"""Norms with their weights."""
+"""RMSNorm and LayerNorm modules over the norm kernels."""
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """The indexer's key norm: the only bias in the network."""
+    """LayerNorm with bias, used only for the indexer's keys."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()

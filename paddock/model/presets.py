@@ -1,4 +1,4 @@
-"""Networks with a name: from a laptop's to the paper's."""
+"""Named model configurations, from nano (a laptop) to GLM-5."""
 
 from paddock.model.config import (
     AttentionKind,
@@ -17,9 +17,9 @@ GLM_EOS = (154820, 154827, 154829)  # <|endoftext|>, <|user|>, <|observation|>
 
 
 def preset(name: str) -> ModelConfig:
-    """The configuration called `name`."""
+    """The configuration called `name`; raises ValueError if there is none."""
     if name not in PRESETS:
-        raise ValueError(f"no preset called '{name}'; there are {', '.join(PRESETS)}")
+        raise ValueError(f"preset '{name}' not found; presets: {', '.join(PRESETS)}")
     return PRESETS[name]
 
 
@@ -78,8 +78,8 @@ GLM47_FLASH = ModelConfig(
     pad=154820,
 )
 
-# One GPU: 716 M parameters, 231 M of them active. Born like nano, for its width: with 0.02
-# everywhere the layers shout over the embeddings, and to look back for a key is hardly learnt.
+# One GPU: 716 M parameters, 231 M of them active. Initialised like nano, scaled to its width: with
+# std 0.02 everywhere layer outputs dominate the embeddings and retrieval is hardly learnt.
 SMALL = ModelConfig(
     family="glm_moe_dsa",
     vocab=32_768,
@@ -99,7 +99,7 @@ SMALL = ModelConfig(
 )
 
 # A laptop, minutes: the geometry found to learn on two cores. The low rope base suits short
-# contexts; the router starts wide so that its bias need not reshuffle experts every step.
+# contexts; the router's large std keeps bias updates from changing the routing every step.
 NANO = ModelConfig(
     family="glm_moe_dsa",
     vocab=960,

@@ -1,4 +1,4 @@
-"""Rotation angles of a network: frequencies, their stretching, and the layout.
+"""Rotary position embeddings (RoPE): frequencies, context scaling and pair layout.
 
 P = R / 2 pairs of R rotated dims, T tokens.
 """
@@ -16,21 +16,21 @@ APPLY_ROPE = {"interleaved": rope_interleaved, "halves": rope_halves}
 
 
 def rotary_cos_sin(position_T: Tensor, rope: RopeSettings, dim: int) -> tuple[Tensor, Tensor]:
-    """cos_TP and sin_TP in float32, magnitude factor included."""
+    """cos_TP and sin_TP in float32, yarn's attention scaling included."""
     frequency_P = _frequencies_on(position_T.device, rope, dim)
     angle_TP = position_T.float().unsqueeze(1) * frequency_P
     factor = attention_scaling(rope.scaling)
     return angle_TP.cos() * factor, angle_TP.sin() * factor
 
 
-@cache  # one copy to a device, not one a step: a recorded step may copy nothing from the host
+@cache  # one copy per device: CUDA graph capture allows no copies from the host
 def _frequencies_on(device: torch.device, rope: RopeSettings, dim: int) -> Tensor:
-    with torch.inference_mode(False):  # it will be met again where gradients are wanted
+    with torch.inference_mode(False):  # cached: later calls may need gradients
         return inv_freq(rope, dim).to(device)
 
 
 def inv_freq(rope: RopeSettings, dim: int) -> Tensor:
-    """Radians per position of each pair, float32."""
+    """Inverse frequencies: radians per position of each pair, float32."""
     exponent_P = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     plain_P = 1.0 / rope.theta**exponent_P
     if rope.scaling is None:
@@ -39,7 +39,7 @@ def inv_freq(rope: RopeSettings, dim: int) -> Tensor:
 
 
 def attention_scaling(scaling: RopeScaling | None) -> float:
-    """What yarn multiplies cos and sin with; 1 for every other kind."""
+    """Factor on cos and sin under yarn; 1 for other kinds of scaling."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0
     if scaling.attention_factor is not None:
@@ -68,23 +68,23 @@ def _linear(plain_P: Tensor, rope: RopeSettings, scaling: RopeScaling, dim: int)
 
 
 def _llama3(plain_P: Tensor, rope: RopeSettings, scaling: RopeScaling, dim: int) -> Tensor:  # noqa: ARG001
-    """Long wavelengths are stretched, short ones left alone, those between blended."""
+    """Divide low frequencies by the factor, keep high ones, interpolate in between."""
     assert scaling.original_context is not None
-    turns_P = scaling.original_context * plain_P / (2 * math.pi)
+    rotations_P = scaling.original_context * plain_P / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep_P = ((turns_P - low) / (high - low)).clamp(0.0, 1.0)
+    keep_P = ((rotations_P - low) / (high - low)).clamp(0.0, 1.0)
     return keep_P * plain_P + (1 - keep_P) * plain_P / scaling.factor
 
 
 def _yarn(plain_P: Tensor, rope: RopeSettings, scaling: RopeScaling, dim: int) -> Tensor:
-    """Pairs that turn often keep their frequency, slow ones are stretched, a ramp between."""
+    """Keep the frequency of fast pairs, divide that of slow ones, with a ramp in between."""
     assert scaling.original_context is not None
     context = scaling.original_context
 
-    def pair_with_turns(turns: float) -> float:
-        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    def pair_with_rotations(rotations: float) -> float:
+        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low, high = pair_with_turns(scaling.beta_fast), pair_with_turns(scaling.beta_slow)
+    low, high = pair_with_rotations(scaling.beta_fast), pair_with_rotations(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)

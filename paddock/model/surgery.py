@@ -1,8 +1,7 @@
-"""A new network from an old one's weights.
+"""Model surgery: derive a network with another attention, an indexer or more tokens from weights.
 
-Two operations the paper performs: replacing grouped attention by a cheaper kind that starts from
-the same projections, and giving a dense latent network an indexer it never had. And one for models
-of other families: further tokens.
+Replace grouped-query attention by a cheaper kind initialised from the same projections, add a DSA
+indexer to a dense MLA network, and resize the token embeddings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,16 +25,16 @@ def replace_attention(
     seed: int = 0,
     window: int | None = None,
 ) -> Transformer:
-    """The same network with other kinds of grouped attention: "swa", "gdn", "simple_gdn".
+    """The network with other kinds of grouped attention: "swa", "gdn", "simple_gdn".
 
-    Every weight both networks have is copied; what is new (GDN's convolutions, decay and gates) is
-    drawn from `seed`, the convolutions as the identity.
+    Weights that both networks have are copied; new ones (GDN's convolutions, decay and gates) are
+    initialised from `seed`, the convolutions as the identity.
     """
     config = network.config
     if config.gqa is None or any(
         kind in LATENT_ATTENTION for kind in (*config.attention, *attention)
     ):
-        raise ValueError("only grouped attention can be replaced by another grouped kind")
+        raise ValueError("only grouped attention can be replaced, and only by another grouped kind")
     changed = config.model_dump() | {"family": "paddock", "attention": attention}
     if window is not None:
         changed["gqa"] = changed["gqa"] | {"window": window}
@@ -43,18 +42,20 @@ def replace_attention(
 
 
 def add_indexer(network: Transformer, indexer: IndexerSettings, *, seed: int = 0) -> Transformer:
-    """A dense latent network made sparse: all weights kept, the indexers drawn from `seed`."""
+    """A DSA network from a dense MLA one: weights copied, indexers initialised from `seed`."""
     return _transplant(network, add_indexer_config(network.config, indexer), seed)
 
 
 def add_indexer_config(config: ModelConfig, indexer: IndexerSettings) -> ModelConfig:
-    """What the configuration of a dense latent network becomes with an indexer."""
+    """The configuration of a dense MLA network with an indexer added."""
     if set(config.attention) != {"mla"}:
         raise ValueError(
-            f"an indexer is given to dense latent layers, not to {set(config.attention)}"
+            f"an indexer can be added to 'mla' layers only, got {sorted(set(config.attention))}"
         )
     if config.rope.layout != "interleaved":
-        raise ValueError("the glm_moe_dsa family rotates interleaved pairs; this network does not")
+        raise ValueError(
+            f"the glm_moe_dsa family needs rope.layout 'interleaved', got '{config.rope.layout}'"
+        )
     return ModelConfig.model_validate(
         config.model_dump()
         | {
@@ -65,35 +66,34 @@ def add_indexer_config(config: ModelConfig, indexer: IndexerSettings) -> ModelCo
     )
 
 
-VOCAB_MULTIPLE = 64  # a vocabulary of a multiple of it: what matrix products on an accelerator like
+VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: tile size of GPU matrix products
 
 
 @torch.no_grad()
 def resize_token_embeddings(
     network: Transformer, spellings: Mapping[int, Sequence[int]], stops: Sequence[int]
 ) -> Transformer:
-    """The network with new tokens, by their ids, and `stops` as what ends a reply.
+    """The network with new tokens, by id, and `stops` as its EOS tokens.
 
-    A new token starts as the mean of the tokens that spelled it before, so that no two are alike
-    and each means something. Rows that fill up the vocabulary are the mean of all; no text has
-    them.
+    A new token starts as the mean of the tokens that spelled it before, so that new tokens differ
+    and start with a meaning. Padding rows of the vocabulary are the mean of all; no text has them.
     """
     needed = max([network.config.vocab, *(token + 1 for token in spellings)])
     rows = -(-needed // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     changed = {"vocab": rows, "eos": tuple(stops), "bos": None, "pad": stops[0]}
     config = ModelConfig.model_validate(network.config.model_dump() | changed)
 
-    def longer(old_VD: Tensor) -> Tensor:
-        exact_VD = old_VD.float()
-        new_VD = exact_VD.mean(0).repeat(rows, 1)
-        new_VD[: len(old_VD)] = exact_VD
-        for token, spelled in spellings.items():
-            new_VD[token] = exact_VD[list(spelled)].mean(0)
+    def extend_rows(old_VD: Tensor) -> Tensor:
+        float_VD = old_VD.float()
+        new_VD = float_VD.mean(0).repeat(rows, 1)
+        new_VD[: len(old_VD)] = float_VD
+        for token, pieces in spellings.items():
+            new_VD[token] = float_VD[list(pieces)].mean(0)
         return new_VD.to(old_VD.dtype)
 
     state = dict(network.state_dict())
     for name in ("embed.weight", "head.weight"):
-        state[name] = longer(state[name])
+        state[name] = extend_rows(state[name])
     with torch.device("meta"):
         larger = Transformer(config)
     larger.load_state_dict(state, assign=True)
@@ -106,10 +106,10 @@ def resize_token_embeddings(
 def _transplant(old: Transformer, config: ModelConfig, seed: int) -> Transformer:
     new = Transformer.from_config(config, seed)
     new = new.to(old.embed.weight.device).cast(old.embed.weight.dtype)
-    donor = dict(old.state_dict())
+    remaining = dict(old.state_dict())
     for name, tensor in new.state_dict().items():
-        if name in donor:
-            tensor.copy_(donor.pop(name))
-    if donor:
-        raise ValueError(f"the new network has no place for {sorted(donor)[:3]}")
+        if name in remaining:
+            tensor.copy_(remaining.pop(name))
+    if remaining:
+        raise ValueError(f"the new network lacks tensors of the old one: {sorted(remaining)[:3]}")
     return new.train(old.training)

@@ -1,4 +1,4 @@
-"""How a network is born: normal weights, unit norms, and a seed that decides every one of them."""
+"""Weight initialisation: normal matrices, unit norms, reproducible from a seed."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from paddock.model.moe import GroupedExperts, TopKRouter
 
 @torch.no_grad()
 def init_weights(network: nn.Module, config: ModelConfig, generator: torch.Generator) -> None:
-    """Draw every weight matrix in place; norms and biases are born as one and zero.
+    """Initialise every weight matrix in place; norms are already one and biases zero.
 
     The same generator state gives the same network.
     """
@@ -32,7 +32,7 @@ def init_weights(network: nn.Module, config: ModelConfig, generator: torch.Gener
             _normal(module.gate_up, init.std, generator)
             _normal(module.down, init.std, generator)
         elif isinstance(module, GatedDeltaNet):
-            _decay(module, generator)
+            _init_decay(module, generator)
         elif isinstance(module, ShortConvolution):
             module.weight.zero_()
             module.weight[:, -1] = 1.0
@@ -44,9 +44,9 @@ def _normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
     weight.copy_(draw * std)
 
 
-def _decay(module: GatedDeltaNet, generator: torch.Generator) -> None:
-    """Decay rates spread over [1, 16] per head, step sizes log-uniform in [1e-3, 0.1]: the start
-    Gated DeltaNet has."""
+def _init_decay(module: GatedDeltaNet, generator: torch.Generator) -> None:
+    """Gated DeltaNet's initialisation: decay rates uniform in [1, 16] per head, step sizes
+    log-uniform in [1e-3, 0.1]."""
     shape = module.decay_log.shape
     rate = 1 + 15 * torch.rand(shape, generator=generator, device=generator.device)
     module.decay_log.copy_(rate.log())

@@ -1,8 +1,8 @@
-"""AdamW over parameter roles: torch.optim.AdamW's arithmetic, with a group for each kind.
+"""AdamW by parameter role: torch.optim.AdamW's arithmetic with one group per parameter kind.
 
-State is float32 even where parameters are half; so is the arithmetic, rounded once at the end.
-On an accelerator float32 parameters step together, in PyTorch's fused kernel of the same
-arithmetic: one pass over memory instead of eight.
+State and arithmetic are float32 even where parameters are half precision; the result is rounded
+once. On an accelerator float32 parameters use PyTorch's fused kernel of the same arithmetic: one
+pass over memory instead of eight.
 """
 
 from collections import defaultdict
@@ -31,8 +31,8 @@ ADAM_DEFAULTS = AdamSettings()
 
 
 class AdamW(torch.optim.Optimizer):
-    """One group per kind of parameter. All groups share the number under `lr`, which a schedule
-    may set at any time; a group's step is `lr * lr_scale`."""
+    """AdamW with one group per kind of parameter. All groups share `lr`, which a schedule may set
+    at any time; the learning rate of a group is `lr * lr_scale`."""
 
     def __init__(
         self,
@@ -44,20 +44,22 @@ class AdamW(torch.optim.Optimizer):
         rules: Mapping[str, ParamGroupOptions] = PARAM_GROUP_OPTIONS,
     ) -> None:
         members: dict[str, list[tuple[str, Tensor]]] = {}
-        for declared in roles:
-            kind = declared.role.kind
+        for named in roles:
+            kind = named.role.kind
             if kind not in rules:
-                raise ValueError(f"{declared.name}: no rule for a {kind!r}, only for {[*rules]}")
-            members.setdefault(kind, []).append((declared.name, declared.parameter))
+                raise ValueError(
+                    f"{named.name}: no options for kind {kind!r}; known kinds: {[*rules]}"
+                )
+            members.setdefault(kind, []).append((named.name, named.parameter))
         groups = [
             {
-                "params": named,
+                "params": group_params,
                 "kind": kind,
                 "lr_scale": rules[kind].lr_scale,
                 "weight_decay": weight_decay if rules[kind].apply_weight_decay else 0.0,
                 **asdict(adam),
             }
-            for kind, named in members.items()
+            for kind, group_params in members.items()
         ]
         super().__init__(groups, {"lr": lr})
 
@@ -71,20 +73,20 @@ class AdamW(torch.optim.Optimizer):
         adamw_steps_([(p, self.state[p], group) for p, group in self.params_with_grad()])
 
     def params_with_grad(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        """The parameters to step, each with its group."""
+        """Parameters that have a gradient, each with its group."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     yield parameter, group
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses the state of other parameters, which torch would match by position alone."""
-        for ours, theirs in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            if ours["param_names"] != theirs["param_names"]:
-                differing = sorted({*ours["param_names"]} ^ {*theirs["param_names"]})
-                raise ValueError(f"state of other parameters; not in both: {differing}")
+        """Raises ValueError for state of other parameters, which torch would match by position."""
+        for ours, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            if ours["param_names"] != saved["param_names"]:
+                differing = sorted({*ours["param_names"]} ^ {*saved["param_names"]})
+                raise ValueError(f"the state belongs to other parameters; not in both: {differing}")
         super().load_state_dict(state_dict)
-        # torch has cast everything to its parameter's dtype; half loses what float32 had kept.
+        # torch casts state to the dtype of its parameter; restore the saved dtype and precision.
         for group, saved_group in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for parameter, index in zip(group["params"], saved_group["params"], strict=True):
                 for key, saved in state_dict["state"].get(index, {}).items():
@@ -97,45 +99,45 @@ ParamStateGroup = tuple[
 ]  # a parameter, its state, its group
 
 
-def adamw_steps_(stepping: Sequence[ParamStateGroup]) -> None:
-    """Advance parameters and their states by their gradients."""
-    together: dict[Any, list[ParamStateGroup]] = defaultdict(list)
-    for parameter, state, group in stepping:
+def adamw_steps_(entries: Sequence[ParamStateGroup]) -> None:
+    """One AdamW step for each parameter, fused where possible."""
+    fused: dict[Any, list[ParamStateGroup]] = defaultdict(list)
+    for parameter, state, group in entries:
         if is_enabled("adamw") and can_fuse(parameter):
-            step = int(_state_of(parameter, state)["step"]) + 1
-            together[id(group), step, parameter.device].append((parameter, state, group))
+            step = int(_get_state(parameter, state)["step"]) + 1
+            fused[id(group), step, parameter.device].append((parameter, state, group))
         else:
             adamw_step_(parameter, state, group)
-    for run in together.values():
-        fused_adamw_step_(run)
+    for members in fused.values():
+        fused_adamw_step_(members)
 
 
 def can_fuse(parameter: Tensor) -> bool:
-    """Float32 on an accelerator, its gradient laid out alike."""
+    """Whether PyTorch's fused kernel applies: float32 on an accelerator, contiguous."""
     assert parameter.grad is not None
-    held, grad = to_local(parameter), to_local(parameter.grad)
+    local, grad = to_local(parameter), to_local(parameter.grad)
     return (
-        held.device.type != "cpu"
-        and held.dtype == grad.dtype == torch.float32
-        and held.is_contiguous()
+        local.device.type != "cpu"
+        and local.dtype == grad.dtype == torch.float32
+        and local.is_contiguous()
         and grad.is_contiguous()
     )
 
 
-def fused_adamw_step_(run: Sequence[ParamStateGroup]) -> None:
-    """Parameters of one group that have taken equally many steps."""
-    first, _, group = run[0]
-    for parameter, state, _ in run:
-        _state_of(parameter, state)["step"] += 1
-    step = torch.full((), float(run[0][1]["step"]), device=to_local(first).device)
+def fused_adamw_step_(members: Sequence[ParamStateGroup]) -> None:
+    """One fused step for parameters of one group with the same step count."""
+    first, _, group = members[0]
+    for parameter, state, _ in members:
+        _get_state(parameter, state)["step"] += 1
+    step = torch.full((), float(members[0][1]["step"]), device=to_local(first).device)
     beta_mean, beta_square = group["betas"]
     torch._fused_adamw_(
-        [to_local(parameter) for parameter, _, _ in run],
-        [to_local(parameter.grad) for parameter, _, _ in run],  # type: ignore[arg-type]
-        [state["mean"] for _, state, _ in run],
-        [state["square"] for _, state, _ in run],
+        [to_local(parameter) for parameter, _, _ in members],
+        [to_local(parameter.grad) for parameter, _, _ in members],  # type: ignore[arg-type]
+        [state["mean"] for _, state, _ in members],
+        [state["square"] for _, state, _ in members],
         [],
-        [step] * len(run),
+        [step] * len(members),
         lr=group["lr"] * group["lr_scale"],
         beta1=beta_mean,
         beta2=beta_square,
@@ -146,20 +148,20 @@ def fused_adamw_step_(run: Sequence[ParamStateGroup]) -> None:
     )
 
 
-def _state_of(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-    """The state, begun where there is none."""
+def _get_state(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a parameter, initialised if it is empty."""
     if not state:
-        held = to_local(parameter)
+        local = to_local(parameter)
         state["step"] = torch.zeros((), dtype=torch.int64)
-        state["mean"], state["square"] = init_state(held), init_state(held)
+        state["mean"], state["square"] = init_state(local), init_state(local)
     return state
 
 
 def adamw_step_(parameter: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-    """Advance one parameter and its state by its gradient; of a sharded one, what is held here."""
+    """One AdamW step for one parameter, or for the local shard of a sharded one."""
     assert parameter.grad is not None
-    held = to_local(parameter)
-    _state_of(parameter, state)
+    local = to_local(parameter)
+    _get_state(parameter, state)
     mean, square = state["mean"], state["square"]
     grad = to_local(parameter.grad).to(mean.dtype)
     beta_mean, beta_square = group["betas"]
@@ -169,15 +171,15 @@ def adamw_step_(parameter: Tensor, state: dict[str, Any], group: Mapping[str, An
     direction = adam_direction(
         mean, square, step=int(state["step"]), betas=group["betas"], eps=group["eps"]
     )
-    apply_update_(held, direction, lr=group["lr"] * group["lr_scale"], decay=group["weight_decay"])
+    apply_update_(local, direction, lr=group["lr"] * group["lr_scale"], decay=group["weight_decay"])
 
 
 def adam_direction(
     mean: Tensor, square: Tensor, *, step: int, betas: tuple[float, float], eps: float
 ) -> Tensor:
-    """The step Adam takes, given running means of the gradient and of its square.
+    """Adam's update direction from the running means of the gradient and of its square.
 
-    Both began at zero `step` updates ago and are too small by a known factor, made good here.
+    Includes the bias correction for means that started at zero `step` updates ago.
     """
     root = square.sqrt().div_((1 - betas[1] ** step) ** 0.5).add_(eps)
     return torch.div(mean, root, out=root).div_(1 - betas[0] ** step)
@@ -185,12 +187,12 @@ def adam_direction(
 
 def apply_update_(parameter: Tensor, direction: Tensor, *, lr: float, decay: float) -> None:
     """parameter <- (1 - lr * decay) * parameter - lr * direction, in direction's precision."""
-    exact = parameter.to(direction.dtype)  # the parameter itself, unless it is half
-    exact.mul_(1 - lr * decay).add_(direction, alpha=-lr)
-    if exact is not parameter:
-        parameter.copy_(exact)
+    wide = parameter.to(direction.dtype)  # the parameter itself, unless it has a smaller dtype
+    wide.mul_(1 - lr * decay).add_(direction, alpha=-lr)
+    if wide is not parameter:
+        parameter.copy_(wide)
 
 
 def init_state(parameter: Tensor) -> Tensor:
-    """Fresh optimizer state, float32 or wider."""
+    """Zero optimizer state, float32 or wider."""
     return torch.zeros_like(parameter, dtype=opmath_dtype(parameter.dtype))

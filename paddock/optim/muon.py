@@ -1,7 +1,7 @@
-"""Muon: momentum, orthogonalized block by block. Muon Split is a role whose rows are many blocks.
+"""Muon: orthogonalized momentum for matrices. With Muon Split a matrix is split into row blocks.
 
-A matrix whose rows are sharded over ranks is orthogonalized whole on one of them, its owner, and
-dealt out again; a stack is sharded between its matrices and stays where it is.
+A matrix whose rows are sharded over ranks is gathered on one of them, its owner, orthogonalized and
+scattered again; a stack of experts is sharded between its matrices and needs no communication.
 
 B matrices of M rows and N columns, all the same size, stepped together.
 """
@@ -33,14 +33,14 @@ UPDATE_SCALES: dict[UpdateScale, Callable[[int, int], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuonSettings:
-    kinds: tuple[str, ...] = ("matrix",)  # the rest falls to AdamW
-    momentum: float = 0.95  # Nesterov's
+    kinds: tuple[str, ...] = ("matrix",)  # other kinds use AdamW
+    momentum: float = 0.95  # Nesterov
     coefficients: Coefficients = JORDAN
     steps: int = 5
     eps: float = 1e-7
     scale: UpdateScale = "rms"
-    dtype: torch.dtype | None = None  # of the products; None: see `product_dtype`
-    stack_bytes: int = 1 << 30  # of matrices orthogonalized in one call
+    dtype: torch.dtype | None = None  # of the Newton-Schulz products; None: see `matmul_dtype`
+    stack_bytes: int = 1 << 30  # maximal size of the matrices orthogonalized in one call
 
 
 MUON_DEFAULTS = MuonSettings()
@@ -49,8 +49,8 @@ MUON_DEFAULTS = MuonSettings()
 class Muon(AdamW):
     """Muon for the kinds of parameters in `muon.kinds`, AdamW for the others.
 
-    Blocks of equal shape are orthogonalized together, whichever parameters they come from. Each
-    rank orthogonalizes what it holds whole and what it owns of the rest.
+    Blocks of equal shape are orthogonalized in one batch, across parameters. Each rank
+    orthogonalizes the matrices it holds whole and those row-sharded ones that it owns.
     """
 
     def __init__(
@@ -67,87 +67,91 @@ class Muon(AdamW):
         super().__init__(roles, lr=lr, weight_decay=weight_decay, adam=adam, rules=rules)
         self.muon = muon
         self._rows = {
-            each.parameter: _rows_of(each) for each in roles if each.role.kind in muon.kinds
+            each.parameter: _named_block_rows(each)
+            for each in roles
+            if each.role.kind in muon.kinds
         }
 
     def _advance(self) -> None:
         blocks: list[MatrixBatch] = []
-        shared: list[tuple[Tensor, dict[str, Any]]] = []
-        plain: list[tuple[Tensor, dict[str, Any], dict[str, Any]]] = []
+        sharded: list[tuple[Tensor, dict[str, Any]]] = []
+        adamw_entries: list[tuple[Tensor, dict[str, Any], dict[str, Any]]] = []
         for parameter, group in self.params_with_grad():
             if parameter not in self._rows:
-                plain.append((parameter, self.state[parameter], group))
+                adamw_entries.append((parameter, self.state[parameter], group))
             elif is_row_sharded(parameter):
-                shared.append((parameter, group))
+                sharded.append((parameter, group))
             else:
-                blocks += self._blocks(parameter, group)
-        adamw_steps_(plain)
+                blocks += self._row_blocks(parameter, group)
+        adamw_steps_(adamw_entries)
         for stack in batch_by_shape(blocks, self.muon.stack_bytes):
             muon_step_(stack, self.muon)
-        if shared:
-            self._advance_shared(shared)
+        if sharded:
+            self._advance_sharded(sharded)
 
-    def _blocks(self, parameter: Tensor, group: Mapping[str, Any]) -> Iterator["LocalMatrixBatch"]:
-        """The parameter itself waits for its stack."""
-        grad, momentum = self._up_to_date(parameter)
+    def _row_blocks(
+        self, parameter: Tensor, group: Mapping[str, Any]
+    ) -> Iterator["LocalMatrixBatch"]:
+        """Row blocks of one parameter, to be batched with others of the same shape."""
+        grad, momentum = self._update_momentum(parameter)
         rows, (lr, decay) = self._rows[parameter], lr_and_weight_decay(group)
         views = (
-            split_row_blocks(whole, rows)
-            for whole in (to_local(parameter), grad.contiguous(), momentum)
+            split_row_blocks(matrix, rows)
+            for matrix in (to_local(parameter), grad.contiguous(), momentum)
         )
         for parameter_BMN, grad_BMN, momentum_BMN in zip(*views, strict=True):
             yield LocalMatrixBatch(parameter_BMN, grad_BMN, momentum_BMN, lr, decay)
 
-    def _advance_shared(self, shared: list[tuple[Tensor, dict[str, Any]]]) -> None:
-        """Gather every matrix's update on its owner, orthogonalize there, deal the rows out."""
-        matrices = [parameter for parameter, _ in shared]
+    def _advance_sharded(self, sharded: list[tuple[Tensor, dict[str, Any]]]) -> None:
+        """Gather each matrix's update on its owner, orthogonalize there, scatter the rows."""
+        matrices = [parameter for parameter, _ in sharded]
         rows = []
         for matrix in matrices:
-            grad, momentum = self._up_to_date(matrix)
+            grad, momentum = self._update_momentum(matrix)
             rows.append(grad.to(momentum.dtype).lerp(momentum, self.muon.momentum))
         owners = OptimizerOwners(
             matrices, [orthogonalization_cost(m.shape, self._rows[m]) for m in matrices]
         )
-        whole = owners.gather(rows)
+        owned = owners.gather(rows)
         blocks = [
             GatheredMatrixBatch(update_BMN)
-            for i, matrix in zip(owners.local_indices, whole, strict=True)
+            for i, matrix in zip(owners.local_indices, owned, strict=True)
             for update_BMN in split_row_blocks(matrix, self._rows[matrices[i]])
         ]
         for stack in batch_by_shape(blocks, self.muon.stack_bytes):
             muon_step_(stack, self.muon)
-        owners.scatter(whole, rows)
-        for (parameter, group), direction in zip(shared, rows, strict=True):
+        owners.scatter(owned, rows)
+        for (parameter, group), direction in zip(sharded, rows, strict=True):
             lr, decay = lr_and_weight_decay(group)
             apply_update_(to_local(parameter), direction, lr=lr, decay=decay)
 
-    def _up_to_date(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient and new momentum, of a sharded parameter what is held here."""
+    def _update_momentum(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient and updated momentum, the local shard of a sharded parameter."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
             state["momentum"] = init_state(to_local(parameter))
         grad, momentum = to_local(parameter.grad), state["momentum"]
-        # A running mean, not the running sum of the papers: the same direction, and no growth.
+        # A running mean instead of the papers' running sum: same direction, bounded magnitude.
         momentum.lerp_(grad.to(momentum.dtype), 1 - self.muon.momentum)
         return grad, momentum
 
 
 class MatrixBatch(Protocol):
-    """Matrices of one shape that can be orthogonalized together with others."""
+    """Matrices of one shape that can be orthogonalized in a batch with others."""
 
     @property
     def like_BMN(self) -> Tensor:
-        """Of the update's shape, dtype and device."""
+        """A tensor with the shape, dtype and device of the update."""
 
     def update(self, momentum: float) -> Tensor:
         """What to orthogonalize, [B, M, N]."""
 
     def apply(self, direction_BMN: Tensor) -> None:
-        """Make use of the orthogonalized update."""
+        """Apply the orthogonalized update."""
 
-    def split(self, most: int) -> Iterator[Self]:
-        """The same matrices, at most so many at a time."""
+    def split(self, max_matrices: int) -> Iterator[Self]:
+        """The same matrices in batches of at most `max_matrices`."""
 
     def __len__(self) -> int: ...
 
@@ -175,15 +179,17 @@ class LocalMatrixBatch:
     def apply(self, direction_BMN: Tensor) -> None:
         apply_update_(self.parameter_BMN, direction_BMN, lr=self.lr, decay=self.decay)
 
-    def split(self, most: int) -> Iterator["LocalMatrixBatch"]:
+    def split(self, max_matrices: int) -> Iterator["LocalMatrixBatch"]:
         views = (self.parameter_BMN, self.grad_BMN, self.momentum_BMN)
-        for parameter, grad, momentum in zip(*(view.split(most) for view in views), strict=True):
+        for parameter, grad, momentum in zip(
+            *(view.split(max_matrices) for view in views), strict=True
+        ):
             yield LocalMatrixBatch(parameter, grad, momentum, self.lr, self.decay)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredMatrixBatch:
-    """Updates of matrices whose parameters lie elsewhere, replaced by their directions."""
+    """Gathered updates of row-sharded matrices, replaced in place by their directions."""
 
     like_BMN: Tensor
 
@@ -196,22 +202,22 @@ class GatheredMatrixBatch:
     def apply(self, direction_BMN: Tensor) -> None:
         self.like_BMN.copy_(direction_BMN)
 
-    def split(self, most: int) -> Iterator["GatheredMatrixBatch"]:
-        return map(GatheredMatrixBatch, self.like_BMN.split(most))
+    def split(self, max_matrices: int) -> Iterator["GatheredMatrixBatch"]:
+        return map(GatheredMatrixBatch, self.like_BMN.split(max_matrices))
 
 
 def batch_by_shape(blocks: Iterable[MatrixBatch], stack_bytes: int) -> Iterator[list[MatrixBatch]]:
-    """Blocks that may share a call, as many at a time as fit in `stack_bytes`, but at least one."""
-    alike: dict[tuple[object, ...], list[MatrixBatch]] = defaultdict(list)
+    """Batches of equally shaped blocks that fit in `stack_bytes`, at least one block each."""
+    by_shape: dict[tuple[object, ...], list[MatrixBatch]] = defaultdict(list)
     for block in blocks:
         like_BMN = block.like_BMN
         if len(like_BMN):  # the last shards of a stack may be empty
-            alike[*like_BMN.shape[1:], like_BMN.dtype, like_BMN.device].append(block)
-    for same in alike.values():
-        most = max(1, stack_bytes // same[0].like_BMN[0].nbytes)
+            by_shape[*like_BMN.shape[1:], like_BMN.dtype, like_BMN.device].append(block)
+    for blocks_of_shape in by_shape.values():
+        max_matrices = max(1, stack_bytes // blocks_of_shape[0].like_BMN[0].nbytes)
         stack: list[MatrixBatch] = []
-        for piece in (piece for block in same for piece in block.split(most)):
-            if sum(map(len, stack)) + len(piece) > most:
+        for piece in (piece for block in blocks_of_shape for piece in block.split(max_matrices)):
+            if sum(map(len, stack)) + len(piece) > max_matrices:
                 yield stack
                 stack = []
             stack.append(piece)
@@ -219,21 +225,23 @@ def batch_by_shape(blocks: Iterable[MatrixBatch], stack_bytes: int) -> Iterator[
 
 
 def muon_step_(stack: list[MatrixBatch], muon: MuonSettings) -> None:
-    """One step for every block of a stack."""
+    """One Muon step for a batch of equally shaped blocks."""
     updates = [block.update(muon.momentum) for block in stack]
-    update_BMN = torch.cat(updates) if len(updates) > 1 else updates[0]  # cat copies even one
+    update_BMN = (
+        torch.cat(updates) if len(updates) > 1 else updates[0]
+    )  # cat would copy a single tensor
     direction_BMN = orthogonalize(update_BMN, muon)
     for block, direction in zip(stack, direction_BMN.split([*map(len, stack)]), strict=True):
         block.apply(direction)
 
 
 def lr_and_weight_decay(group: Mapping[str, Any]) -> tuple[float, float]:
-    """Learning rate and weight decay."""
+    """Learning rate and weight decay of a group."""
     return group["lr"] * group["lr_scale"], group["weight_decay"]
 
 
 def orthogonalization_cost(shape: Sequence[int], rows: tuple[int, ...]) -> float:
-    """Of orthogonalizing a matrix in blocks of these heights, in no particular unit."""
+    """Relative cost of orthogonalizing a matrix in row blocks of these heights."""
     columns = shape[-1]
     each = sum(min(height, columns) ** 2 * max(height, columns) for height in rows)
     return shape[-2] / sum(rows) * each
@@ -242,14 +250,14 @@ def orthogonalization_cost(shape: Sequence[int], rows: tuple[int, ...]) -> float
 def orthogonalize_role(
     momentum: Tensor, role: ParameterRole, muon: MuonSettings = MUON_DEFAULTS
 ) -> Tensor:
-    """The step Muon takes for a parameter of this role; every block on its own."""
+    """Muon's update direction for a parameter of this role, orthogonalized block by block."""
     rows = block_rows(role, tuple(momentum.shape))
     directions = [orthogonalize(block_BMN, muon) for block_BMN in split_row_blocks(momentum, rows)]
     return torch.cat(directions, dim=1).view(momentum.shape)
 
 
 def orthogonalize(update_BMN: Tensor, muon: MuonSettings) -> Tensor:
-    """Singular values near one, times the scale that this shape asks for."""
+    """Newton-Schulz orthogonalization, times the update scale for this shape."""
     direction_BMN = newton_schulz(
         update_BMN,
         coefficients=muon.coefficients,
@@ -261,17 +269,17 @@ def orthogonalize(update_BMN: Tensor, muon: MuonSettings) -> Tensor:
 
 
 def matmul_dtype(update: Tensor) -> torch.dtype:
-    """bfloat16 on an accelerator; a CPU is no faster in it than in float32."""
+    """bfloat16 on an accelerator; on a CPU it would not be faster than float32."""
     return torch.bfloat16 if update.device.type != "cpu" and update.itemsize < 8 else update.dtype
 
 
 def split_row_blocks(matrix: Tensor, rows: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Views [B, M, N], one per entry of `rows`, of a matrix or stack whose rows repeat them."""
+    """Views [B, M, N], one per entry of `rows`, of a matrix or stack whose rows repeat `rows`."""
     return matrix.view(-1, sum(rows), matrix.size(-1)).split(rows, dim=1)
 
 
-def _rows_of(declared: NamedParameter) -> tuple[int, ...]:
+def _named_block_rows(named: NamedParameter) -> tuple[int, ...]:
     try:
-        return block_rows(declared.role, tuple(declared.parameter.shape))
+        return block_rows(named.role, tuple(named.parameter.shape))
     except ValueError as error:
-        raise ValueError(f"{declared.name}: {error}") from None
+        raise ValueError(f"{named.name}: {error}") from None

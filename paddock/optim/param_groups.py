@@ -1,4 +1,4 @@
-"""How an optimizer treats each kind of parameter a model may declare."""
+"""Optimizer options of each kind of parameter, and the row blocks of a parameter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from paddock.records import ParameterKind, ParameterRole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamGroupOptions:
-    """How the steps of one kind differ from those of the rest."""
+    """Learning-rate scale and weight decay of one kind of parameter."""
 
     lr_scale: float = 1.0
     apply_weight_decay: bool = True
 
 
-# Decay keeps a map from outgrowing its steps. A gain has a right size, and it is not zero.
+# Vectors are norm gains and biases: weight decay would pull them towards zero.
 PARAM_GROUP_OPTIONS: Mapping[str, ParamGroupOptions] = MappingProxyType(
     {
         kind: ParamGroupOptions(apply_weight_decay=kind != "vector")
@@ -26,7 +26,7 @@ PARAM_GROUP_OPTIONS: Mapping[str, ParamGroupOptions] = MappingProxyType(
 
 
 def block_rows(role: ParameterRole, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The heights whose repetition makes up the rows of a parameter of this shape.
+    """Heights of the row blocks, repeated, that a parameter of this shape is split into.
 
     >>> from paddock.records import MuonSplit
     >>> block_rows(ParameterRole("matrix", MuonSplit(heads=64, rows=(192, 256))), (28672, 512))
@@ -38,7 +38,7 @@ def block_rows(role: ParameterRole, shape: tuple[int, ...]) -> tuple[int, ...]:
     ValueError: 3 times (4,) is 12 rows, but the shape is (16, 8)
     """
     if len(shape) not in (2, 3):
-        raise ValueError(f"neither a matrix nor a stack of matrices: the shape is {shape}")
+        raise ValueError(f"expected a matrix or a stack of matrices, got shape {shape}")
     if role.split is None:
         return (shape[-2],)
     rows, heads = role.split.rows, role.split.heads

@@ -1,8 +1,8 @@
-"""How a number moves over a run: records whose `at(x)` is the value at step or token x.
+"""Schedules: `at(x)` is the value at step or token x.
 
-The unit of x is the caller's, as long as it is one. `Constant`, `Linear` and `Cosine` give a
-factor in [0, 1] to multiply a peak by; `Rise` and `Stairs` give the number itself. What has
-reached its end stays there.
+The caller chooses the unit of x. `ConstantSchedule`, `LinearSchedule` and `CosineSchedule` return
+a factor in [0, 1] for a peak value; `LinearRampSchedule` and `PiecewiseConstantSchedule` return the
+value itself. After its end a schedule stays at its final value.
 """
 
 from bisect import bisect_right
@@ -12,6 +12,8 @@ from typing import Protocol
 
 
 class Schedule(Protocol):
+    """A value that depends on the step or the number of tokens."""
+
     def at(self, x: float) -> float: ...
 
 
@@ -22,7 +24,7 @@ class ConstantSchedule:
     warmup: float = 0.0
 
     def at(self, x: float) -> float:
-        return _share(x, 0.0, self.warmup)
+        return _progress(x, 0.0, self.warmup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,8 @@ class LinearSchedule:
         _check_order(self.warmup + self.flat, self.end)
 
     def at(self, x: float) -> float:
-        fallen = _share(x, self.warmup + self.flat, self.end)
-        return _share(x, 0.0, self.warmup) * (1 - (1 - self.final) * fallen)
+        decayed = _progress(x, self.warmup + self.flat, self.end)
+        return _progress(x, 0.0, self.warmup) * (1 - (1 - self.final) * decayed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +60,13 @@ class CosineSchedule:
         _check_order(self.warmup, self.end)
 
     def at(self, x: float) -> float:
-        fallen = (1 - cos(pi * _share(x, self.warmup, self.end))) / 2
-        return _share(x, 0.0, self.warmup) * (1 - (1 - self.final) * fallen)
+        decayed = (1 - cos(pi * _progress(x, self.warmup, self.end))) / 2
+        return _progress(x, 0.0, self.warmup) * (1 - (1 - self.final) * decayed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearRampSchedule:
-    """From `first` at 0 in a straight line to `last` at `end`: batch-size warm-up.
+    """Linear from `first` at 0 to `last` at `end`, for example batch-size warm-up.
 
     >>> round(LinearRampSchedule(first=16e6, last=64e6, end=500e9).at(250e9))
     40000000
@@ -75,7 +77,7 @@ class LinearRampSchedule:
     end: float
 
     def at(self, x: float) -> float:
-        return self.first + (self.last - self.first) * _share(x, 0.0, self.end)
+        return self.first + (self.last - self.first) * _progress(x, 0.0, self.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,21 +94,21 @@ class PiecewiseConstantSchedule:
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.edges) + 1 or list(self.edges) != sorted(self.edges):
-            raise ValueError(f"stairs need ascending edges and one value more than edges: {self}")
+            raise ValueError(f"edges must ascend and values must be one more than edges: {self}")
 
     def at(self, x: float) -> float:
         return self.values[bisect_right(self.edges, x)]
 
 
-def _share(x: float, start: float, end: float) -> float:
-    """How much of the way from start to end lies behind x; one of no length does once x is there.
+def _progress(x: float, start: float, end: float) -> float:
+    """Fraction of the way from start to end, clamped to [0, 1]; 1 from `end` on if it is empty.
 
-    >>> [_share(x, 5, 5) for x in (4, 5)]
+    >>> [_progress(x, 5, 5) for x in (4, 5)]
     [0.0, 1.0]
     """
     return min(max((x - start) / (end - start), 0.0), 1.0) if start < end else float(x >= end)
 
 
 def _check_order(start: float, end: float) -> None:
-    if start > end and not isclose(start, end):  # shares of a run that add up to it, rounded
-        raise ValueError(f"the descent would begin at {start}, after its end at {end}")
+    if start > end and not isclose(start, end):  # ratios that add up to 1, up to rounding
+        raise ValueError(f"warmup and flat end at {start}, after the schedule ends at {end}")

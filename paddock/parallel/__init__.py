@@ -1,12 +1,12 @@
-"""Many processes as one trainer: meshes, sharding, collectives. A single process is a mesh too.
+"""Distributed training: device mesh, FSDP, expert and context parallelism, weight broadcast.
 
-collectives.py    sums, gathers and exchanges along an axis, differentiable where gradients pass
-context_parallel.py  a row of tokens cut into pieces, one a rank
-expert_parallel.py  rows that travel to the ranks of their experts and back
-mesh.py           which ranks work together, and on what
-optimizer_owners.py  row-sharded matrices made whole, each on one rank
-fsdp.py           weights in shards (FSDP2), and whole again
-weight_broadcast_group.py  a trainer's group, seen by those who receive its weights
+collectives.py    all-reduce, all-gather and all-to-all along a mesh dimension, differentiable
+context_parallel.py  context parallelism: a row of tokens sharded over ranks
+expert_parallel.py  expert parallelism: token dispatch to the ranks of their experts and back
+mesh.py           device mesh: data, expert and context dimensions
+optimizer_owners.py  gathers row-sharded matrices on owner ranks for the optimizer
+fsdp.py           FSDP2 weight sharding
+weight_broadcast_group.py  weight sync: process group that receives a trainer's broadcasts
 """
 
 from paddock.parallel.collectives import (
@@ -23,6 +23,7 @@ from paddock.parallel.mesh import (
     SINGLE_RANK,
     Mesh,
     MeshDim,
+    MeshError,
     ParallelDegrees,
     init_mesh,
     is_rank_zero,
@@ -41,6 +42,7 @@ __all__ = [
     "ExpertDispatch",
     "Mesh",
     "MeshDim",
+    "MeshError",
     "OptimizerOwners",
     "ParallelDegrees",
     "Rendezvous",

@@ -1,4 +1,4 @@
-"""Expert parallel: rows travel to the ranks that hold their experts, and answers travel back.
+"""Expert parallelism: token rows are dispatched to the ranks of their experts and combined back.
 
 R rows, E experts of a layer, H experts held here, N ranks, D row width.
 """
@@ -12,10 +12,10 @@ from paddock.parallel.mesh import MeshDim
 
 
 class ExpertDispatch:
-    """Where the rows of one layer go. Rank n holds experts [n * H, (n + 1) * H).
+    """All-to-all dispatch of one layer's rows. Rank n holds experts [n * H, (n + 1) * H).
 
-    `counts_H` says how many rows each expert held here receives; `there` brings them sorted by
-    expert, and of one expert in the order of the ranks they came from.
+    `counts_H` is the number of rows for each local expert; `dispatch` returns them sorted by expert
+    and, within an expert, by source rank.
     """
 
     def __init__(self, counts_E: Tensor, axis: MeshDim) -> None:
@@ -24,24 +24,24 @@ class ExpertDispatch:
         if axis.size == 1:
             return
         sent_NH = counts_E.view(axis.size, -1)
-        came_NH = torch.empty_like(sent_NH)
-        dist.all_to_all_single(came_NH, sent_NH, group=axis.group)
-        self.counts_H = came_NH.sum(0)
-        self._sent_N, self._came_N = sent_NH.sum(1).tolist(), came_NH.sum(1).tolist()
-        # Rows arrive by sender and then by expert; a grouped product wants them by expert.
-        expert_H = torch.arange(came_NH.shape[1], device=came_NH.device)
-        expert_R = expert_H.repeat(axis.size).repeat_interleave(came_NH.flatten())
+        received_NH = torch.empty_like(sent_NH)
+        dist.all_to_all_single(received_NH, sent_NH, group=axis.group)
+        self.counts_H = received_NH.sum(0)
+        self._sent_N, self._received_N = sent_NH.sum(1).tolist(), received_NH.sum(1).tolist()
+        # Rows arrive by source rank and then by expert; the grouped GEMM needs them by expert.
+        expert_H = torch.arange(received_NH.shape[1], device=received_NH.device)
+        expert_R = expert_H.repeat(axis.size).repeat_interleave(received_NH.flatten())
         self._order_R = expert_R.argsort(stable=True)
 
     def dispatch(self, x_RD: Tensor) -> Tensor:
-        """From rows of this rank's tokens, sorted by expert, to rows for this rank's experts."""
+        """From rows of local tokens, sorted by expert, to rows for local experts."""
         if self._axis.size == 1:
             return x_RD
-        return all_to_all_rows(x_RD, self._sent_N, self._came_N, self._axis)[self._order_R]
+        return all_to_all_rows(x_RD, self._sent_N, self._received_N, self._axis)[self._order_R]
 
     def combine(self, x_RD: Tensor) -> Tensor:
-        """From answers of this rank's experts to answers for this rank's tokens."""
+        """From outputs of local experts to outputs for local tokens."""
         if self._axis.size == 1:
             return x_RD
-        arrived_RD = x_RD[self._order_R.argsort()]
-        return all_to_all_rows(arrived_RD, self._came_N, self._sent_N, self._axis)
+        by_source_RD = x_RD[self._order_R.argsort()]
+        return all_to_all_rows(by_source_RD, self._received_N, self._sent_N, self._axis)

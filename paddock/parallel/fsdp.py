@@ -1,9 +1,9 @@
-"""Weights in shards by FSDP2, and whole again.
+"""FSDP2 weight sharding.
 
-Every element of every parameter lives on exactly one rank, in float32, and each rank holds a run of
-a parameter's rows (its first dimension: of a stack of experts, whole experts). Before a block runs
-its weights are gathered, rounded to the dtype of the products, and dropped when it is done. Each
-rank's loss is its share of the whole, so gradients are summed, never averaged.
+Every element of every parameter is stored on exactly one rank, in float32; each rank holds a slice
+of a parameter's rows (its first dimension: whole experts of an expert stack). Before a block runs
+its weights are all-gathered in the compute dtype, and freed afterwards. Each rank's loss is its
+share of the total, so gradients are summed, not averaged.
 """
 
 import warnings
@@ -26,19 +26,21 @@ def apply_fsdp(
     experts: Iterable[nn.Module] = (),
     exact: Iterable[nn.Module] = (),
 ) -> None:
-    """Leave this rank its shards on the mesh's device.
+    """Shard the network in place over the mesh.
 
-    `blocks` are gathered one at a time, what is in none of them together. `experts` have been split
-    along the expert axis and are sharded over those that hold the same ones. `exact` modules
-    compute in float32 whatever the dtype. All of them must be called, not read, and by all ranks
-    or by none (`is_gathered`).
+    `blocks` are gathered one at a time, parameters outside them together. `experts` are already
+    split along the expert dimension and are sharded over the ranks with the same experts. `exact`
+    modules compute in float32 whatever the dtype. Each of these modules must be called as a module,
+    by all ranks or by none (`is_fsdp_module`), because the call gathers its weights.
     """
     if torch.__version__ < "2.13":
-        # Older ones look for gradients in tuples and lists alone; our layers return dataclasses.
-        raise MeshError(f"more than one process needs torch 2.13, this is {torch.__version__}")
-    # A view is dangerous only to those who write into it; nobody here writes into an output.
+        # Older versions find gradients only in tuples and lists; our layers return dataclasses.
+        raise MeshError(
+            f"more than one process needs torch 2.13 or newer, found {torch.__version__}"
+        )
+    # A returned view matters only if it is written to; no output is written in place here.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view", UserWarning)
-    # Inputs stay as they are: angles and masks among them are exact on purpose.
+    # Inputs keep their dtype: rotary angles and masks among them must stay exact.
     full = MixedPrecisionPolicy(cast_forward_inputs=False)
     rounded = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
@@ -58,29 +60,29 @@ def apply_fsdp(
 
 
 def is_fsdp_module(module: nn.Module) -> bool:
-    """Whether a call of this module gathers its weights from all ranks: then all must call it."""
+    """Whether calling this module gathers its weights, so that all ranks must call it."""
     return isinstance(module, FSDPModule)
 
 
 def to_local(x: Tensor) -> Tensor:
-    """What this rank holds of a tensor, sharing its memory; all of it, if it is not sharded."""
+    """The local shard of a tensor, without a copy; the tensor itself if it is not sharded."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def is_row_sharded(matrix: Tensor) -> bool:
-    """Whether other ranks hold rows of this very matrix; a stack is sharded between matrices."""
+    """Whether the rows of a matrix are sharded; a stack is sharded between its matrices."""
     return isinstance(matrix, DTensor) and matrix.ndim == 2 and matrix.device_mesh.size() > 1
 
 
 def local_rows(parameter: Tensor, split: MeshDim = SINGLE_RANK, rank: int | None = None) -> slice:
-    """The rows of the whole parameter that this rank of its shard mesh holds, or another one.
+    """The rows of the whole parameter that this rank, or `rank` of its mesh, holds.
 
-    `split` is the axis a stack was split along before it was sharded.
+    `split` is the dimension that an expert stack was split along before it was sharded.
     """
     rows, start = parameter.shape[0], split.rank * parameter.shape[0]
     if not isinstance(parameter, DTensor):
         return slice(start, start + rows)
     mesh = parameter.device_mesh
-    each = -(-rows // mesh.size())  # FSDP2 deals as torch.chunk does: the last ranks may go empty
+    each = -(-rows // mesh.size())  # FSDP2 shards like torch.chunk: the last ranks may be empty
     index = mesh.get_local_rank() if rank is None else rank
     return slice(start + min(rows, index * each), start + min(rows, (index + 1) * each))

@@ -1,13 +1,12 @@
-"""Which ranks work together, and on what.
+"""Device mesh: data x expert x context ranks, and the groups of ranks that communicate.
 
-Ranks form a box of data x expert x context. Every rank holds a different part of the network, and
-each of these groupings is an `Axis`:
+Every rank holds a different shard of the network. Each group is a `MeshDim`:
 
-everyone  all ranks: shards of every weight that is not split by expert
-shares    data x expert: each reads documents of its own
-context   pieces of one share's row of tokens
-expert    different experts of a layer; tokens travel along it
-holders   data x context: shards of the same experts
+all_ranks    every rank: FSDP shards of weights that are not split by expert
+data_ranks   data x expert: each trains on different documents
+context      shards of one row of tokens (context parallelism)
+expert       different experts of a layer (expert parallelism)
+expert_fsdp  data x context: FSDP shards of the same experts
 """
 
 import os
@@ -20,16 +19,18 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-# The first rank may prepare a corpus while the others wait for it.
+# Rank 0 may prepare a corpus while the others wait at a barrier.
 PROCESS_GROUP_TIMEOUT = timedelta(hours=2)
 
 
 class MeshError(ValueError):
-    """Sizes that do not fit; the message says what to change."""
+    """Parallel degrees that do not fit; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelDegrees:
+    """Number of ranks along each dimension."""
+
     data: int = 1
     expert: int = 1
     context: int = 1
@@ -41,9 +42,9 @@ class ParallelDegrees:
 
 @dataclass(frozen=True, slots=True)
 class MeshDim:
-    """Ranks that act together. Without a mesh there is one, and collectives do nothing."""
+    """A group of ranks. Without a mesh it has one rank, and collectives do nothing."""
 
-    mesh: DeviceMesh | None = None  # of one dimension
+    mesh: DeviceMesh | None = None  # one-dimensional
 
     @property
     def size(self) -> int:
@@ -58,7 +59,7 @@ class MeshDim:
         return None if self.mesh is None else self.mesh.get_group()
 
     def local_slice(self, count: int) -> slice:
-        """This rank's equal part of `count` things in order; MeshError if they cannot be dealt."""
+        """This rank's equal slice of range(count); MeshError if it does not divide evenly."""
         if count % self.size:
             raise MeshError(f"{count} cannot be split evenly over {self.size} ranks")
         each = count // self.size
@@ -70,7 +71,7 @@ SINGLE_RANK = MeshDim()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """The box seen from one rank. The default is a single process."""
+    """The mesh as seen from one rank. The default is a single process."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     all_ranks: MeshDim = SINGLE_RANK
@@ -81,12 +82,12 @@ class Mesh:
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this rank writes to disk and speaks to people."""
+        """Whether this rank writes to disk and logs."""
         return self.all_ranks.rank == 0
 
     @contextmanager
     def rank_zero_first(self) -> Iterator[None]:
-        """The first rank goes through the block before the others, which find what it has made."""
+        """Rank 0 runs the block before the others, which can use what it has written."""
         if not self.is_rank_zero:
             dist.barrier(self.all_ranks.group)
         yield
@@ -98,22 +99,22 @@ SINGLE_PROCESS = Mesh()
 
 
 def is_rank_zero() -> bool:
-    """Whether this is the process that speaks, of those torchrun started or alone."""
+    """Whether this process is rank 0 of torchrun, or was started without it."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def init_mesh(sizes: ParallelDegrees, device: torch.device) -> Iterator[Mesh]:
-    """The mesh of the processes torchrun started, each on its own device of this kind; they part
-    when the block ends. Without torchrun: a single process."""
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if sizes.ranks != started:
+    """The mesh of the processes that torchrun started, one device of this type each; the process
+    group is destroyed when the block ends. Without torchrun: a single process."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if sizes.ranks != world_size:
         raise MeshError(
             f"parallel: data {sizes.data} x expert {sizes.expert} x context {sizes.context} is "
-            f"{sizes.ranks} ranks, but {started} were started; change the sizes or start "
+            f"{sizes.ranks} ranks, but {world_size} were started; change the sizes or start "
             f"torchrun with {sizes.ranks} processes"
         )
-    if started == 1:
+    if world_size == 1:
         yield Mesh(device=device)
         return
     if device.type != "cpu":
@@ -125,25 +126,25 @@ def init_mesh(sizes: ParallelDegrees, device: torch.device) -> Iterator[Mesh]:
         device_id=None if device.type == "cpu" else device,
     )
     try:
-        yield _box(sizes, device)
+        yield _build_mesh(sizes, device)
     finally:
         dist.destroy_process_group()
 
 
-def _box(sizes: ParallelDegrees, device: torch.device) -> Mesh:
+def _build_mesh(sizes: ParallelDegrees, device: torch.device) -> Mesh:
     rank_DEC = torch.arange(sizes.ranks).view(sizes.data, sizes.expert, sizes.context)
 
     def mesh(ranks: torch.Tensor, *names: str) -> DeviceMesh:
         return DeviceMesh(device.type, ranks, mesh_dim_names=names)
 
-    everyone = mesh(rank_DEC.flatten(), "everyone")
-    read = mesh(rank_DEC.flatten(0, 1), "shares", "context")
-    hold = mesh(rank_DEC.transpose(0, 1).flatten(1), "expert", "holders")
+    all_ranks = mesh(rank_DEC.flatten(), "all_ranks")
+    data_context = mesh(rank_DEC.flatten(0, 1), "data_ranks", "context")
+    expert_holders = mesh(rank_DEC.transpose(0, 1).flatten(1), "expert", "expert_fsdp")
     return Mesh(
         device=device,
-        all_ranks=MeshDim(everyone),
-        data_ranks=MeshDim(read["shares"]),
-        context=MeshDim(read["context"]),
-        expert=MeshDim(hold["expert"]),
-        expert_fsdp=MeshDim(hold["holders"]),
+        all_ranks=MeshDim(all_ranks),
+        data_ranks=MeshDim(data_context["data_ranks"]),
+        context=MeshDim(data_context["context"]),
+        expert=MeshDim(expert_holders["expert"]),
+        expert_fsdp=MeshDim(expert_holders["expert_fsdp"]),
     )

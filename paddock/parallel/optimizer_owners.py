@@ -1,8 +1,8 @@
-"""Row-sharded matrices made whole, each on one rank, and dealt out again.
+"""Gather row-sharded matrices on owner ranks for the optimizer, and scatter the results.
 
-Each way is one all-to-all: a rank sends the rows it holds and receives the matrices it owns, both
-about 1/n of all for n ranks. Gathering every matrix on every rank would move n times as much and
-have all of them do the same work.
+Each direction is one all-to-all: a rank sends the rows it holds and receives the matrices it owns,
+both about 1/n of all for n ranks. Gathering every matrix on every rank would move n times as much
+and repeat the same work on each.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from paddock.parallel.mesh import MeshDim
 
 
 class OptimizerOwners:
-    """Who makes which matrix whole. All are sharded over the same ranks."""
+    """Assigns each matrix to an owner rank. All must be sharded over the same ranks."""
 
     def __init__(self, matrices: Sequence[Tensor], costs: Sequence[float]) -> None:
         assert isinstance(matrices[0], DTensor)
@@ -31,56 +31,58 @@ class OptimizerOwners:
 
     @property
     def local_indices(self) -> list[int]:
-        """The matrices of this rank, as they count in the list."""
+        """Indices of the matrices that this rank owns."""
         return self._owned[self._rank]
 
     def gather(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's matrices from the rows all ranks hold of them."""
+        """The matrices this rank owns, gathered from the rows of all ranks."""
         sent = [rows[i].flatten() for owned in self._owned for i in owned]
         received = all_to_all_rows(
             torch.cat(sent),
-            [self._numbers(owned, self._rank) for owned in self._owned],
-            [self._numbers(self.local_indices, rank) for rank in self._ranks],
+            [self._total_elements(owned, self._rank) for owned in self._owned],
+            [self._total_elements(self.local_indices, rank) for rank in self._ranks],
             self._axis,
         )
-        whole = [received.new_empty(self._shapes[i]) for i in self.local_indices]
-        pieces = iter(
-            received.split([self._number(i, r) for r in self._ranks for i in self.local_indices])
+        matrices = [received.new_empty(self._shapes[i]) for i in self.local_indices]
+        parts = iter(
+            received.split(
+                [self._num_elements(i, r) for r in self._ranks for i in self.local_indices]
+            )
         )
         for rank in self._ranks:
-            for i, matrix in zip(self.local_indices, whole, strict=True):
-                held = matrix[self._rows[i][rank]]
-                held.copy_(next(pieces).view_as(held))
-        return whole
+            for i, matrix in zip(self.local_indices, matrices, strict=True):
+                local = matrix[self._rows[i][rank]]
+                local.copy_(next(parts).view_as(local))
+        return matrices
 
-    def scatter(self, whole: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
-        """Every matrix's rows on this rank, from its owner, into the tensors that were gathered."""
+    def scatter(self, matrices: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        """Send the rows of owned matrices back, into the `rows` they were gathered from."""
         sent = [
             matrix[self._rows[i][rank]].flatten()
             for rank in self._ranks
-            for i, matrix in zip(self.local_indices, whole, strict=True)
+            for i, matrix in zip(self.local_indices, matrices, strict=True)
         ]
         received = all_to_all_rows(
-            torch.cat([rows[0].new_empty(0), *sent]),  # a rank may own nothing
-            [self._numbers(self.local_indices, rank) for rank in self._ranks],
-            [self._numbers(owned, self._rank) for owned in self._owned],
+            torch.cat([rows[0].new_empty(0), *sent]),  # a rank may own no matrix
+            [self._total_elements(self.local_indices, rank) for rank in self._ranks],
+            [self._total_elements(owned, self._rank) for owned in self._owned],
             self._axis,
         )
         order = [i for owned in self._owned for i in owned]
         for i, piece in zip(order, received.split([rows[i].numel() for i in order]), strict=True):
             rows[i].copy_(piece.view_as(rows[i]))
 
-    def _number(self, i: int, rank: int) -> int:
-        """How many numbers of matrix i a rank holds."""
-        held = self._rows[i][rank]
-        return (held.stop - held.start) * self._shapes[i][1]
+    def _num_elements(self, i: int, rank: int) -> int:
+        """Number of elements of matrix i that a rank holds."""
+        local = self._rows[i][rank]
+        return (local.stop - local.start) * self._shapes[i][1]
 
-    def _numbers(self, matrices: Sequence[int], rank: int) -> int:
-        return sum(self._number(i, rank) for i in matrices)
+    def _total_elements(self, matrices: Sequence[int], rank: int) -> int:
+        return sum(self._num_elements(i, rank) for i in matrices)
 
 
 def assign_balanced(costs: Sequence[float], ranks: int) -> list[int]:
-    """A rank for each cost: the dearest first, each to the rank that has least to do.
+    """A rank for each cost: the largest first, each to the least loaded rank.
 
     >>> assign_balanced([1.0, 5.0, 4.0, 2.0], 2)
     [0, 0, 1, 1]

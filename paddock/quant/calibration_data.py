@@ -1,9 +1,9 @@
-"""Text on its way through the layers, twice: as the exact network and as the quantized one see it.
+"""Calibration text, and the activations of the exact and the quantized network between layers.
 
-Only one batch is ever in memory, and one on its way to disk; between two layers all of them lie
-there, so that a run that was stopped goes on with the same bits.
+One batch is in memory and one on its way to disk; between two layers all activations are on disk,
+so that an interrupted run resumes with bitwise identical results.
 
-T tokens, D hidden, Q sparse queries, K kept keys.
+T tokens, D hidden, Q sparse queries, K selected keys.
 """
 
 import os
@@ -23,14 +23,13 @@ from torch import Tensor
 from paddock.model import AttentionMetadata, TopKSelection
 from paddock.quant.w4a8 import QuantError
 
-ActivationSide = Literal["exact", "integer"]
-TextPurpose = Literal["calibrate", "held_out", "needles"]
+ActivationSide = Literal["exact", "quantized"]
+TextPurpose = Literal["calibration", "validation", "needles"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationText:
-    """A text as tokens. `answers` are stretches of it, first and behind the last, that the network
-    is asked to say."""
+    """A tokenized text. `answers` are token ranges [start, stop) that the network must predict."""
 
     ids: tuple[int, ...]
     purpose: TextPurpose
@@ -40,14 +39,14 @@ class CalibrationText:
         for start, stop in self.answers:
             if not 0 < start < stop <= len(self.ids):
                 raise QuantError(
-                    f"an answer at tokens {start} to {stop} of {len(self.ids)}: nothing before it "
-                    "could be asked, or it is not there"
+                    f"an answer must have 0 < start < stop <= {len(self.ids)}, "
+                    f"got start {start}, stop {stop}"
                 )
 
 
 @dataclass(frozen=True)
 class CalibrationBatch:
-    """Passages of one purpose side by side."""
+    """Packed texts of one purpose."""
 
     passages: tuple[CalibrationText, ...]
 
@@ -63,64 +62,68 @@ class CalibrationBatch:
         return AttentionMetadata.packed([len(passage.ids) for passage in self.passages], device)
 
 
-def make_batches(passages: Sequence[CalibrationText], most: int) -> list[CalibrationBatch]:
-    """At most so many tokens at a time, or one passage that is longer.
+def make_batches(passages: Sequence[CalibrationText], max_tokens: int) -> list[CalibrationBatch]:
+    """Batches of at most `max_tokens` tokens, or of a single longer text.
 
-    >>> texts = [CalibrationText(ids=(0,) * n, purpose="held_out") for n in (3, 3, 9, 1)]
+    >>> texts = [CalibrationText(ids=(0,) * n, purpose="validation") for n in (3, 3, 9, 1)]
     >>> [len(batch.token_T) for batch in make_batches(texts, 6)]
     [6, 9, 1]
     """
-    made: list[list[CalibrationText]] = []
+    groups: list[list[CalibrationText]] = []
     for passage in passages:
         if not passage.ids:
             continue
-        last = made[-1] if made else None
-        tokens = sum(len(other.ids) for other in last or ())
-        if last and last[0].purpose == passage.purpose and tokens + len(passage.ids) <= most:
-            last.append(passage)
+        current = groups[-1] if groups else None
+        tokens = sum(len(other.ids) for other in current or ())
+        if (
+            current
+            and current[0].purpose == passage.purpose
+            and tokens + len(passage.ids) <= max_tokens
+        ):
+            current.append(passage)
         else:
-            made.append([passage])
-    return [CalibrationBatch(tuple(some)) for some in made]
+            groups.append([passage])
+    return [CalibrationBatch(tuple(group)) for group in groups]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerActivations:
-    """A batch between two layers, and the choice of keys that the next one may share."""
+    """Hidden states of a batch between two layers, and a top-k selection the next may share."""
 
     hidden_TD: Tensor
     selection: TopKSelection | None = None
 
 
 class ActivationStore:
-    """States of every batch, on both sides, before each layer.
+    """Activations of every batch before each layer, for the exact and the quantized network.
 
-    Writing takes as long as a GPU takes for a layer, so it goes on beside it.
+    Writing takes as long as a GPU needs for a layer, so it runs in the background.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._written: tuple[Path, Future[None]] | None = None
+        self._pending: tuple[Path, Future[None]] | None = None
 
     @contextmanager
     def background_writes(self) -> Iterator[None]:
-        """Until the block ends, with everything on disk then."""
+        """Allow background writes within the block; all are finished when it ends."""
         with ThreadPoolExecutor(1) as self._writer:
             yield
 
     def flush(self) -> None:
-        """Wait until everything is on disk."""
-        if self._written is not None:
-            self._written[1].result()
+        """Wait until the pending write is finished."""
+        if self._pending is not None:
+            self._pending[1].result()
 
     def read(
         self, layer: int, batch: int, side: ActivationSide, device: torch.device
     ) -> LayerActivations:
         file = self._file(layer, batch, side)
-        if self._written is not None and self._written[0] == file:
+        if self._pending is not None and self._pending[0] == file:
             self.flush()
-        found = load_file(file)
-        # Copied: products of the same numbers round differently where memory is aligned otherwise.
-        tensors = {name: tensor.to(device, copy=True) for name, tensor in found.items()}
+        stored = load_file(file)
+        # Copied: matrix products may round differently with another memory alignment.
+        tensors = {name: tensor.to(device, copy=True) for name, tensor in stored.items()}
         selection = None
         if "query" in tensors:
             selection = TopKSelection(tensors["query"], tensors["index"])
@@ -130,13 +133,13 @@ class ActivationStore:
         tensors = {"hidden": state.hidden_TD}
         if state.selection is not None:
             tensors |= {"query": state.selection.query_Q, "index": state.selection.index_QK}
-        near = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        cpu_tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         self.flush()
         file = self._file(layer, batch, side)
-        self._written = file, self._writer.submit(_save, near, file)
+        self._pending = file, self._writer.submit(_save, cpu_tensors, file)
 
     def delete(self, layer: int) -> None:
-        """What lay before a layer that is done."""
+        """Delete the activations before a finished layer."""
         shutil.rmtree(self._folder / f"{layer:04d}", ignore_errors=True)
 
     def _file(self, layer: int, batch: int, side: ActivationSide) -> Path:
@@ -145,6 +148,6 @@ class ActivationStore:
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(".partial")
-    save_file(tensors, draft)
-    os.replace(draft, file)
+    temporary = file.with_suffix(".partial")
+    save_file(tensors, temporary)
+    os.replace(temporary, file)

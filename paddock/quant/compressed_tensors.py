@@ -1,8 +1,8 @@
-"""Quantized folders in the compressed-tensors format, written and read.
+"""Reader and writer of quantized checkpoints in the compressed-tensors format.
 
-int4 weights are `pack-quantized` (weight_packed, weight_scale, weight_shape), int8 ones
-`int-quantized` (weight, weight_scale); the rest is as released. A turned network's MTP layer
-carries two vectors more (turn.sign, turn.scale). F outputs, D inputs, G groups, E experts.
+int4 weights are `pack-quantized` (weight_packed, weight_scale, weight_shape), int8 weights
+`int-quantized` (weight, weight_scale); other tensors are as released. The MTP layer of a rotated
+network has two more vectors (turn.sign, turn.scale). F outputs, D inputs, G groups, E experts.
 """
 
 import re
@@ -31,7 +31,7 @@ from paddock.quant.rotate import RotatedMTP
 from paddock.quant.settings import QuantSettings
 from paddock.quant.w4a8 import QuantizedTensor, pack_words, unpack_words
 
-# What a group of weights and its activations may say, and must.
+# Required settings of a group's weights and activations.
 WEIGHTS = {"type": "int", "symmetric": True, "dynamic": False}
 ACTIVATIONS = {
     "num_bits": 8,
@@ -42,19 +42,22 @@ ACTIVATIONS = {
 }
 
 
-# --- written --------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def to_compressed_tensors(
-    name: str, tensor: Tensor | QuantizedTensor, config: ModelConfig, dtype: torch.dtype
+    name: str, tensor: Tensor | QuantizedTensor, config: ModelConfig, dtype: torch.dtype | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What our tensor `name` is on disk."""
+    """The stored tensors of our tensor `name`; one that is not quantized is stored as `dtype`, or
+    in its own where that is None."""
     if isinstance(tensor, Tensor):
-        kept = tensor.dtype if name.endswith(("router.bias", "indexer.weights.weight")) else dtype
         for piece in tensor_names.map_tensor(name, tuple(tensor.shape), config):
             yield (
                 piece.released_name,
-                tensor_names.slice_tensor(tensor, piece).to("cpu", kept).contiguous().clone(),
+                tensor_names.slice_tensor(tensor, piece)
+                .to("cpu", dtype or tensor.dtype)
+                .contiguous()
+                .clone(),
             )
         return
     for piece in tensor_names.map_tensor(name, tuple(tensor.integer_XFD.shape), config):
@@ -72,7 +75,7 @@ def to_compressed_tensors(
 
 
 def rotation_tensor_names(config: ModelConfig) -> tuple[str, str]:
-    """Where the MTP layer's two vectors lie."""
+    """Tensor names of the MTP layer's rotation signs and scale."""
     own = config.family == "paddock"
     prefix = "mtp." if own else f"model.layers.{config.mtp_layer}."
     return f"{prefix}turn.sign", f"{prefix}turn.scale"
@@ -80,7 +83,8 @@ def rotation_tensor_names(config: ModelConfig) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """Released names of linear modules, by what became of them."""
+    """Released names of linear layers by how they are stored: int experts, int linears, not
+    quantized."""
 
     experts: list[str]
     linears: list[str]
@@ -88,40 +92,40 @@ class TensorPlan:
 
 
 def plan_tensors(network: Transformer, config: ModelConfig, names: set[str]) -> TensorPlan:
-    """`names` are the tensors on disk."""
-    fates = TensorPlan([], [], [])
+    """Sort linear layers by how they are stored; `names` are the tensors on disk."""
+    plan = TensorPlan([], [], [])
     for path, module in network.named_modules():
         weights: dict[str, Tensor] = {}
         if isinstance(module, nn.Linear):
             weights = {"weight": module.weight}
         elif isinstance(module, GroupedExperts):
             weights = dict(module.named_parameters())
-        integers = fates.experts if isinstance(module, GroupedExperts) else fates.linears
+        integers = plan.experts if isinstance(module, GroupedExperts) else plan.linears
         for name, tensor in weights.items():
             for piece in tensor_names.map_tensor(f"{path}.{name}", tuple(tensor.shape), config):
-                where = integers if f"{piece.released_name}_scale" in names else fates.ignored
+                where = integers if f"{piece.released_name}_scale" in names else plan.ignored
                 where.append(piece.released_name.removesuffix(".weight"))
-    return fates
+    return plan
 
 
-def quantization_config(settings: QuantSettings, fates: TensorPlan) -> dict[str, Any]:
-    """What config.json says about them. Experts are many, so that a pattern names them."""
+def quantization_config(settings: QuantSettings, plan: TensorPlan) -> dict[str, Any]:
+    """The quantization_config of config.json. One pattern names all experts."""
     groups: dict[str, Any] = {}
-    if fates.experts:
+    if plan.experts:
         targets = [r"re:.*\.mlp\.experts\.\d+\.(gate|up|down)_proj$"]
-        if not all(re.match(targets[0][3:], name) for name in fates.experts):
-            targets = fates.experts
+        if not all(re.match(targets[0][3:], name) for name in plan.experts):
+            targets = plan.experts
         form = "pack-quantized" if settings.expert_bits == 4 else "int-quantized"
         groups["group_0"] = _group(targets, settings.expert_bits, settings.expert_group_size, form)
-    if fates.linears:
-        groups["group_1"] = _group(fates.linears, 8, None, "int-quantized")
+    if plan.linears:
+        groups["group_1"] = _group(plan.linears, 8, None, "int-quantized")
     formats = {group["format"] for group in groups.values()}
     return {
         "quant_method": COMPRESSED_TENSORS,
         "format": "mixed-precision" if len(formats) > 1 else min(formats),
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": fates.ignored,
+        "ignore": plan.ignored,
         "kv_cache_scheme": None,
     }
 
@@ -137,7 +141,7 @@ def _group(targets: list[str], bits: int, size: int | None, form: str) -> dict[s
     }
 
 
-# --- read -----------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def load_quantized(
@@ -147,85 +151,92 @@ def load_quantized(
     *,
     latent_norm_eps: float | None = None,
 ) -> Transformer:
-    """The network in a quantized folder, in eval mode, computing with its integers.
+    """The network of a quantized checkpoint, in eval mode, with integer weights.
 
-    `dtype` is what everything else is computed in. Names and shapes must fit the configuration
-    exactly; otherwise a CheckpointError names the first thing that is wrong.
+    `dtype` is that of all other tensors. Names and shapes must match the configuration exactly;
+    otherwise a CheckpointError names the first problem.
     """
     path, precision = Path(folder), parse_dtype(dtype)
     check_quantization_scheme(safetensors_folder.read_json(path / safetensors_folder.CONFIG), path)
     config, tensors = open_checkpoint(path, latent_norm_eps=latent_norm_eps, integers=True)
-    reader = _Reader(drop_missing_mtp(config, tensors), tensors)
+    reader = _QuantizedCheckpointReader(drop_missing_mtp(config, tensors), tensors)
     return reader.network(precision, torch.device(device))
 
 
 def check_quantization_scheme(data: Mapping[str, Any], path: Path) -> None:
-    """Only int4 or int8 weights, symmetric, with int8 activations rounded row by row."""
-    said = data.get("quantization_config", {})
+    """Raise CheckpointError unless weights are symmetric int4 or int8 with dynamic per-token int8
+    activations."""
+    scheme_config = data.get("quantization_config", {})
     where = f"{path / safetensors_folder.CONFIG}: quantization_config"
-    if said.get("quant_method") != COMPRESSED_TENSORS:
-        raise CheckpointError(f"{where} is not of {COMPRESSED_TENSORS}")
-    if said.get("kv_cache_scheme"):
-        raise CheckpointError(f"{where}.kv_cache_scheme: a quantized cache is not known")
-    if said.get("transform_config"):  # its weights compute something else without them
-        raise CheckpointError(f"{where}.transform_config: turns while serving are not known")
-    groups = said.get("config_groups")
+    if scheme_config.get("quant_method") != COMPRESSED_TENSORS:
+        raise CheckpointError(f"{where}.quant_method must be '{COMPRESSED_TENSORS}'")
+    if scheme_config.get("kv_cache_scheme"):
+        raise CheckpointError(f"{where}.kv_cache_scheme: a quantized KV cache is not supported")
+    if scheme_config.get("transform_config"):  # the weights are wrong without these transforms
+        raise CheckpointError(f"{where}.transform_config: online rotations are not supported")
+    groups = scheme_config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise CheckpointError(f"{where}.config_groups is missing or empty")
     for name, group in groups.items():
-        place = f"{where}.config_groups.{name}"
-        scheme = _object(group, place)  # the library also knows schemes by name alone
-        weights = _object(scheme.get("weights"), f"{place}.weights")
-        given = _object(scheme.get("input_activations"), f"{place}.input_activations")
+        where_group = f"{where}.config_groups.{name}"
+        scheme = _object(group, where_group)  # the library also allows a scheme given by name only
+        weights = _object(scheme.get("weights"), f"{where_group}.weights")
+        activations = _object(scheme.get("input_activations"), f"{where_group}.input_activations")
         if weights.get("num_bits") not in (4, 8):
-            raise CheckpointError(f"{place}.weights.num_bits is {weights.get('num_bits')!r}")
+            raise CheckpointError(
+                f"{where_group}.weights.num_bits must be 4 or 8, got {weights.get('num_bits')!r}"
+            )
         for part, found, known in (
             ("weights", weights, WEIGHTS),
-            ("input_activations", given, ACTIVATIONS),
+            ("input_activations", activations, ACTIVATIONS),
         ):
             for key, value in known.items():
                 if found.get(key, False if key == "dynamic" else None) != value:
                     raise CheckpointError(
-                        f"{place}.{part}.{key} is {found.get(key)!r}; only {value!r} is known"
+                        f"{where_group}.{part}.{key} must be {value!r}, got {found.get(key)!r}"
                     )
 
 
-def _object(value: Any, place: str) -> dict[str, Any]:
-    """null is an empty one."""
+def _object(value: Any, where_group: str) -> dict[str, Any]:
+    """A JSON object; null counts as empty."""
     if value is not None and not isinstance(value, dict):
-        raise CheckpointError(f"{place} is {value!r}; it must be an object")
+        raise CheckpointError(f"{where_group} must be an object, got {value!r}")
     return value or {}
 
 
-class _Reader:
-    """Takes tensors out of a folder one by one, and complains about what is left."""
+class _QuantizedCheckpointReader:
+    """Builds a network from the tensors of a folder; tensors left unread are an error."""
 
     def __init__(self, config: ModelConfig, tensors: safetensors_folder.SafetensorsFolder) -> None:
         self._config, self._tensors = config, tensors
-        self._left = {name for name in tensors.names if not tensor_names.is_redundant(name, config)}
+        self._unread = {
+            name for name in tensors.names if not tensor_names.is_redundant(name, config)
+        }
 
     def network(self, dtype: torch.dtype, device: torch.device) -> Transformer:
-        plan = meta_model(self._config)
+        network_plan = meta_model(self._config)
         found: dict[str, nn.Module] = {}
-        for path, module in list(plan.named_modules()):
-            made = self._integers(path, module, device)
-            if made is not None:
-                found[path] = made
-                replace_module(plan, path, nn.Identity())
-        network = materialize(plan, dtype, device)
-        self._fill(network)
-        for path, made in found.items():
-            replace_module(network, path, made)
-        self._turn(network, device)
-        if self._left:
+        for path, module in list(network_plan.named_modules()):
+            quantized = self._load_quantized_module(path, module, device)
+            if quantized is not None:
+                found[path] = quantized
+                replace_module(network_plan, path, nn.Identity())
+        network = materialize(network_plan, dtype, device)
+        self._load_unquantized(network)
+        for path, quantized in found.items():
+            replace_module(network, path, quantized)
+        self._load_rotation(network, device)
+        if self._unread:
             raise CheckpointError(
-                f"{self._tensors.path}: tensor '{min(self._left)}' has no place in the network"
+                f"{self._tensors.path}: tensor '{min(self._unread)}' is unexpected"
             )
         return network.eval()
 
-    def _integers(self, path: str, module: nn.Module, device: torch.device) -> nn.Module | None:
+    def _load_quantized_module(
+        self, path: str, module: nn.Module, device: torch.device
+    ) -> nn.Module | None:
         if isinstance(module, nn.Linear):
-            weight = self._weight(f"{path}.weight", tuple(module.weight.shape), device)
+            weight = self._load_weight(f"{path}.weight", tuple(module.weight.shape), device)
             if weight is None:
                 return None
             bias = None
@@ -236,43 +247,41 @@ class _Reader:
                 bias = self._take(piece.released_name, tuple(module.bias.shape)).to(device)
             return QuantizedLinear(weight, bias)
         if isinstance(module, GroupedExperts):
-            gate_up = self._weight(f"{path}.gate_up", tuple(module.gate_up.shape), device)
-            down = self._weight(f"{path}.down", tuple(module.down.shape), device)
+            gate_up = self._load_weight(f"{path}.gate_up", tuple(module.gate_up.shape), device)
+            down = self._load_weight(f"{path}.down", tuple(module.down.shape), device)
             if gate_up is None and down is None:
                 return None
             if gate_up is None or down is None:
-                raise CheckpointError(f"{self._tensors.path}: '{path}' is quantized in part")
+                raise CheckpointError(f"{self._tensors.path}: '{path}' is only partly quantized")
             return QuantizedExperts(gate_up, down)
         return None
 
-    def _weight(
+    def _load_weight(
         self, name: str, shape: tuple[int, ...], device: torch.device
     ) -> QuantizedTensor | None:
-        """Our tensor `name` put together, if its pieces are integers."""
-        parts = list(
-            tensor_names.map_tensor(name, shape, self._config)
-        )  # none of a head that is the embedding
+        """Our tensor `name` assembled from its released parts, or None if it is not quantized."""
+        parts = list(tensor_names.map_tensor(name, shape, self._config))  # empty for a tied head
         if not parts or f"{parts[0].released_name}_scale" not in self._tensors.names:
             return None
         bits = 4 if f"{parts[0].released_name}_packed" in self._tensors.names else 8
         integer = torch.empty(shape, dtype=torch.int8, device=device)
         scale: Tensor | None = None
         for piece in parts:
-            goal = tensor_names.slice_tensor(integer, piece)
-            values_FD, scale_FG = self._piece(piece, (goal.shape[0], goal.shape[1]), bits)
-            goal.copy_(values_FD)
+            target = tensor_names.slice_tensor(integer, piece)
+            values_FD, scale_FG = self._load_matrix(piece, (target.shape[0], target.shape[1]), bits)
+            target.copy_(values_FD)
             if scale is None:
                 scale = torch.empty(*shape[:-1], scale_FG.shape[1], device=device)
             if tensor_names.slice_tensor(scale, piece).shape != scale_FG.shape:
                 raise CheckpointError(
                     f"{self._tensors.path}: tensor '{piece.released_name}_scale' has "
-                    f"{scale_FG.shape[1]} groups, others of its stack {scale.shape[-1]}"
+                    f"{scale_FG.shape[1]} groups, expected {scale.shape[-1]} as its stack has"
                 )
             tensor_names.slice_tensor(scale, piece).copy_(scale_FG)
         assert scale is not None
         return QuantizedTensor(integer, scale, bits)
 
-    def _piece(
+    def _load_matrix(
         self, piece: tensor_names.TensorMapping, shape: tuple[int, int], bits: int
     ) -> tuple[Tensor, Tensor]:
         name, (rows, columns) = piece.released_name, shape
@@ -280,35 +289,35 @@ class _Reader:
         if scale_FG.ndim != 2 or scale_FG.shape[0] != rows or columns % scale_FG.shape[1]:
             raise CheckpointError(
                 f"{self._tensors.path}: tensor '{name}_scale' has shape {tuple(scale_FG.shape)}, "
-                f"which does not divide a matrix of {shape}"
+                f"which does not fit a matrix of shape {shape}"
             )
         if not bool((scale_FG.isfinite() & (scale_FG > 0)).all()):
             raise CheckpointError(
-                f"{self._tensors.path}: tensor '{name}_scale' holds a scale that is no positive "
-                "number"
+                f"{self._tensors.path}: tensor '{name}_scale' holds a scale that is not a "
+                "positive finite number"
             )
         if bits == 8:
             return self._take(name, shape, torch.int8), scale_FG
-        said = tuple(self._take(f"{name}_shape").tolist())
-        if said != shape:
+        stored_shape = tuple(self._take(f"{name}_shape").tolist())
+        if stored_shape != shape:
             raise CheckpointError(
-                f"{self._tensors.path}: tensor '{name}_shape' says {said}, expected {shape}"
+                f"{self._tensors.path}: tensor '{name}_shape' is {stored_shape}, expected {shape}"
             )
         words = self._take(f"{name}_packed", (rows, -(-columns // 8)), torch.int32)
         return unpack_words(words, columns), scale_FG
 
     @torch.no_grad()
-    def _fill(self, network: Transformer) -> None:
-        """Whatever is no integer."""
+    def _load_unquantized(self, network: Transformer) -> None:
+        """Load the tensors that are not quantized."""
         places = network.state_dict()
         for name, tensor in places.items():
             for piece in tensor_names.map_tensor(name, tuple(tensor.shape), self._config):
-                goal = tensor_names.slice_tensor(tensor, piece)
-                goal.copy_(self._take(piece.released_name, tuple(goal.shape)))
+                target = tensor_names.slice_tensor(tensor, piece)
+                target.copy_(self._take(piece.released_name, tuple(target.shape)))
 
-    def _turn(self, network: Transformer, device: torch.device) -> None:
+    def _load_rotation(self, network: Transformer, device: torch.device) -> None:
         sign, scale = rotation_tensor_names(self._config)
-        if network.mtp is None or sign not in self._left:
+        if network.mtp is None or sign not in self._unread:
             return
         sign_D = self._take(sign, (self._config.hidden,)).to(device)
         scale_D = self._take(scale, (self._config.hidden,)).to(device)
@@ -320,11 +329,11 @@ class _Reader:
         shape: tuple[int, ...] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """A tensor as stored, which nobody else may take."""
+        """Read a tensor as stored and mark it as read."""
         where = self._tensors.path
-        if name not in self._left:
+        if name not in self._unread:
             raise CheckpointError(f"{where}: tensor '{name}' is missing")
-        self._left.remove(name)
+        self._unread.remove(name)
         found = self._tensors.read_stored(name)
         if shape is not None and tuple(found.shape) != shape:
             raise CheckpointError(
@@ -333,5 +342,5 @@ class _Reader:
         if dtype is not None and found.dtype != dtype:
             raise CheckpointError(f"{where}: tensor '{name}' is {found.dtype}, expected {dtype}")
         if found.is_floating_point() and not bool(found.isfinite().all()):
-            raise CheckpointError(f"{where}: tensor '{name}' holds a number that is not finite")
+            raise CheckpointError(f"{where}: tensor '{name}' holds a non-finite value")
         return found

@@ -1,9 +1,9 @@
-"""Layers that compute with integers.
+"""Linear layers and experts with integer weights.
 
-Integers are no state of a network in the sense of `state_dict`: nothing that hands weights around
-would know what to do with them.
+Integer weights are non-persistent buffers and not in `state_dict`: code that moves weights around
+expects floats.
 
-T tokens, D inputs or hidden, F outputs or inner, E experts, K chosen per token, R = T * K rows.
+T tokens, D inputs or hidden, F outputs or inner, E experts, K routed per token, R = T * K rows.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from paddock.quant.w4a8 import QuantizedTensor
 
 
 class QuantizedLinear(nn.Module):
-    """A linear map of integer weights; inputs are rounded to int8, each row by itself."""
+    """Linear layer with integer weights and dynamic per-token int8 activations."""
 
     integer: Tensor
     scale: Tensor
@@ -42,7 +42,7 @@ class QuantizedLinear(nn.Module):
         return out_TF if self.bias is None else out_TF + self.bias.to(out_TF.dtype)
 
     def weights_by_output(self) -> tuple[Tensor, ...] | None:
-        """What it holds, outputs first: others of its kind may lie behind it (see `together`)."""
+        """Its tensors, outputs first, so that adjacent layers can be fused (model.fuse)."""
         return (self.integer, self.scale) if self.bias is None else None
 
     def linear_with(self, x_TD: Tensor, integer: Tensor, scale: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class QuantizedLinear(nn.Module):
 
 
 class QuantizedExperts(nn.Module):
-    """Routed experts of integer weights, as two stacks; gate rows first."""
+    """Routed experts with integer weights, as two stacks; gate rows first."""
 
     gate_up: Tensor
     gate_up_scale: Tensor
@@ -60,30 +60,27 @@ class QuantizedExperts(nn.Module):
 
     def __init__(self, gate_up: QuantizedTensor, down: QuantizedTensor) -> None:
         super().__init__()
-        up, back = gate_up.pack(), down.pack()
-        self.up_packed, self.down_packed = up.packed, back.packed
-        self.register_buffer("gate_up", up.integer, persistent=False)
-        self.register_buffer("gate_up_scale", up.scale_XFG, persistent=False)
-        self.register_buffer("down", back.integer, persistent=False)
-        self.register_buffer("down_scale", back.scale_XFG, persistent=False)
+        up_weight, down_weight = gate_up.pack(), down.pack()
+        self.up_packed, self.down_packed = up_weight.packed, down_weight.packed
+        self.register_buffer("gate_up", up_weight.integer, persistent=False)
+        self.register_buffer("gate_up_scale", up_weight.scale_XFG, persistent=False)
+        self.register_buffer("down", down_weight.integer, persistent=False)
+        self.register_buffer("down_scale", down_weight.scale_XFG, persistent=False)
 
     def forward(self, x_TD: Tensor, routing: Routing) -> Tensor:
         order = sort_by_expert(routing.expert_TK, routing.score_TE.shape[1])
-        up = PackedWeight(self.gate_up, self.gate_up_scale, self.up_packed)
-        back = PackedWeight(self.down, self.down_scale, self.down_packed)
-        counts_E, rows = (
-            order.counts_E,
-            quantize_per_token(x_TD),
-        )  # once a token, not once an expert
+        up_weight = PackedWeight(self.gate_up, self.gate_up_scale, self.up_packed)
+        down_weight = PackedWeight(self.down, self.down_scale, self.down_packed)
+        counts_E, rows = order.counts_E, quantize_per_token(x_TD)  # once per token, not per expert
         inner = silu_and_mul_quantize(
-            int_grouped_gemm(rows, up, counts_E, x_TD.dtype, order.token_R)
+            int_grouped_gemm(rows, up_weight, counts_E, x_TD.dtype, order.token_R)
         )
-        answer_RD = int_grouped_gemm(inner, back, counts_E, x_TD.dtype)
-        return unpermute(answer_RD, routing.weight_TK, order)
+        output_RD = int_grouped_gemm(inner, down_weight, counts_E, x_TD.dtype)
+        return unpermute(output_RD, routing.weight_TK, order)
 
 
 def replace_module(root: nn.Module, path: str, new: nn.Module) -> None:
-    """Put a module where another was."""
+    """Replace the submodule at `path`."""
     parent, _, name = path.rpartition(".")
     owner: Any = root.get_submodule(parent)
     setattr(owner, name, new)

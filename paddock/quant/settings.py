@@ -1,4 +1,4 @@
-"""What is done to which weights."""
+"""Quantization settings, named recipes, and which layers are quantized."""
 
 from typing import Literal
 
@@ -6,31 +6,27 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
 from paddock.config import BaseSettings
-from paddock.model import DecoderLayer
+from paddock.model import DecoderLayer, attention
 from paddock.quant.w4a8 import QuantizationArgs
-
-# What decides rankings, or is used as a matrix, is left as it is.
-UNQUANTIZED = ("kv_b", "indexer.key", "indexer.weights")
 
 
 class QuantSettings(BaseSettings):
-    """The published recipe for GLM-5 where nothing is said: QuaRot, Flex-AWQ-SSZ for the routed
-    experts' up and down, smoothing for attention, dense and shared parts; experts W4A8, these parts
-    W8A8. Router, indexer keys and head weights, kv_b, MTP, embedding and head are left alone."""
+    """Defaults are the published recipe for GLM-5: QuaRot, Flex-AWQ-SSZ for the routed experts' up
+    and down projections, SmoothQuant for attention, dense and shared parts; experts W4A8, the other
+    parts W8A8. Router, index keys and head weights, kv_b, MTP, embedding and head are not
+    quantized."""
 
     rotate: bool = True
-    seed: int = 0  # of the signs of the rotation
+    seed: int = 0  # of the random signs of the rotation
     smooth: bool = True  # attention, dense and shared parts
     awq: bool = True  # routed experts
-    ssz_iterations: NonNegativeInt = 20  # rounds of SSZ on the experts' scales; 0: largest number
-    n_grid: PositiveInt = 20  # steps from 0 to 1 in which strengths of smoothing are tried
+    ssz_iterations: NonNegativeInt = 20  # SSZ rounds on experts' scales; 0: max-abs scales
+    n_grid: PositiveInt = 20  # smoothing strengths tried between 0 and 1
     expert_bits: Literal[4, 8] = 4
-    expert_group_size: PositiveInt | None = None  # columns that share a scale; None: a whole row
-    quantize_linears: bool = (
-        True  # attention, dense and shared parts become int8; False: left alone
-    )
-    calibration_rows: PositiveInt = 256  # that a layer or an expert keeps to try strengths on
-    batch_tokens: PositiveInt = 8192  # at a time on their way through a layer
+    expert_group_size: PositiveInt | None = None  # columns per scale; None: one scale per row
+    quantize_linears: bool = True  # attention, dense and shared parts to int8
+    calibration_rows: PositiveInt = 256  # sampled per layer or expert for the smoothing search
+    batch_tokens: PositiveInt = 8192  # tokens per forward pass of a layer
 
     @property
     def needs_calibration(self) -> bool:
@@ -53,18 +49,27 @@ RTN = {"rotate": False, "smooth": False, "awq": False, "ssz_iterations": 0}
 
 RECIPES = {
     "w4a8": QuantSettings(),
-    # Nearest integers and nothing else, to see what the rest is worth.
+    # Round to nearest only: the baseline.
     "rtn": QuantSettings(**RTN),  # type: ignore[arg-type]
-    # For weights that were trained as integers: exporting may not move them, so nothing is turned,
-    # smoothed or refined.
+    # For QAT weights: export must not change them, so no rotation, smoothing or scale refinement.
     "qat": QuantSettings(**RTN),  # type: ignore[arg-type]
 }
 
 
 def quantizable_linears(block: DecoderLayer) -> dict[str, nn.Linear]:
-    """The linear maps of a layer that become integers, by name within it."""
+    """The linear layers of a decoder layer that are quantized, by name within it.
+
+    Not quantized: index keys and head weights, which decide rankings, and kv_b, which absorbed
+    attention uses as a matrix.
+    """
+    unquantized: list[nn.Module] = []
+    for module in block.modules():
+        if isinstance(module, attention.Indexer):
+            unquantized += [module.key, module.weights]
+        elif isinstance(module, attention.MLA):
+            unquantized.append(module.kv_b)
     return {
         name: module
         for name, module in block.named_modules()
-        if isinstance(module, nn.Linear) and not name.endswith(UNQUANTIZED)
+        if isinstance(module, nn.Linear) and not any(module is other for other in unquantized)
     }

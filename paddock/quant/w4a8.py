@@ -1,7 +1,7 @@
-"""Weights as integers: one function for training, scoring and export.
+"""Symmetric int4 and int8 weight quantization, shared by QAT, scale search and export.
 
-Symmetric: a weight is its integer times the scale of its group, a group being a row of the matrix
-or a run of a row's columns. X any leading dims, F outputs, D inputs, G groups of a row, C columns
+A weight is an integer times the scale of its group; a group is a row of the matrix or a block of
+consecutive columns of a row. X any leading dims, F outputs, D inputs, G groups of a row, C columns
 of a group, N rows of inputs.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paddock.kernels.w4a8_gemm import PackedWeight, pack_halves
 
-WORD = 8  # int4 values of an int32 word
+WORD = 8  # int4 values per int32 word
 
 
 class QuantError(ValueError):
@@ -22,15 +22,15 @@ class QuantError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationArgs:
-    """Which numbers a weight may become."""
+    """Bits, group size and scale refinement of a quantized weight."""
 
     bits: int = 4
-    group_size: int | None = None  # columns that share a scale; None: a whole row
-    ssz_iterations: int = 0  # rounds of SSZ; 0: the largest number of a group sets its scale
+    group_size: int | None = None  # columns per scale; None: one scale per row
+    ssz_iterations: int = 0  # SSZ rounds; 0: the largest magnitude of a group sets its scale
 
     @property
     def qmax(self) -> int:
-        """The largest integer, and the smallest: symmetric, -8 is left unused.
+        """The largest magnitude: symmetric, so -8 is not used.
 
         >>> QuantizationArgs(bits=4).qmax, QuantizationArgs(bits=8).qmax
         (7, 127)
@@ -38,7 +38,7 @@ class QuantizationArgs:
         return 2 ** (self.bits - 1) - 1
 
     def group_columns(self, inputs: int) -> int:
-        """Columns of a group in a matrix of so many."""
+        """Columns per group of a matrix with `inputs` columns; QuantError if it does not divide."""
         group = self.group_size or inputs
         if inputs % group:
             raise QuantError(f"{inputs} columns do not divide into groups of {group}")
@@ -47,19 +47,21 @@ class QuantizationArgs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedTensor:
+    """Integers and the scales of their groups."""
+
     integer_XFD: Tensor  # int8
     scale_XFG: Tensor  # float32
     bits: int
 
     @property
     def dequantized_XFD(self) -> Tensor:
-        """What the integers stand for, in float32."""
+        """integer * scale, in float32."""
         groups = self.scale_XFG.shape[-1]
         integer_XFGC = self.integer_XFD.float().unflatten(-1, (groups, -1))
         return (integer_XFGC * self.scale_XFG.unsqueeze(-1)).flatten(-2)
 
     def pack(self) -> PackedWeight:
-        """As a product of integers wants it."""
+        """In the layout of the integer GEMM."""
         if self.bits == 8:
             return PackedWeight(self.integer_XFD, self.scale_XFG, packed=False)
         return PackedWeight(pack_halves(self.integer_XFD), self.scale_XFG, packed=True)
@@ -67,90 +69,94 @@ class QuantizedTensor:
 
 @torch.no_grad()
 def quantize(
-    weight_XFD: Tensor, grid: QuantizationArgs, rows_XND: Tensor | None = None
+    weight_XFD: Tensor, args: QuantizationArgs, rows_XND: Tensor | None = None
 ) -> QuantizedTensor:
-    """Round to the nearest, halves to even, in float32. Deterministic: the same weights give the
-    same integers wherever this is called from.
+    """Round to nearest, ties to even, in float32. Deterministic: the same weights give the same
+    integers in training, search and export.
 
-    Refining scales takes `rows_XND`, inputs that each matrix [F, D] will meet: what then counts is
-    how far outputs are, and without them how far weights are.
+    Scale refinement minimizes the error of outputs for the inputs `rows_XND` of each matrix [F, D],
+    or the error of the weights if there are none.
 
     >>> found = quantize(torch.tensor([[0.7, -0.34, 0.05]]), QuantizationArgs(bits=4))
     >>> found.integer_XFD.tolist()
     [[7, -3, 0]]
     """
-    columns = grid.group_columns(weight_XFD.shape[-1])
+    columns = args.group_columns(weight_XFD.shape[-1])
     weight_XFGC = weight_XFD.detach().float().unflatten(-1, (-1, columns))
     largest_XFG1 = weight_XFGC.abs().amax(-1, keepdim=True)
-    limit_XFG1 = torch.full_like(largest_XFG1, grid.qmax)  # a GPU would multiply by 1 / limit
-    scale_XFG1 = largest_XFG1 / limit_XFG1
-    # A group of zeros, or of what divides to zero, has no scale of its own, and any will do.
+    qmax_XFG1 = torch.full_like(
+        largest_XFG1, args.qmax
+    )  # a tensor: with a scalar a GPU would multiply by 1 / qmax
+    scale_XFG1 = largest_XFG1 / qmax_XFG1
+    # For a group of zeros, or whose scale underflows, any scale will do.
     scale_XFG1 = torch.where(scale_XFG1 > 0, scale_XFG1, 1.0)
-    integer_XFGC = _rounded(weight_XFGC, scale_XFG1, grid.qmax)
-    if grid.ssz_iterations:
-        view = _same if rows_XND is None else _outputs(rows_XND, columns)
-        scale_XFG1, integer_XFGC = _refined(weight_XFGC, scale_XFG1, integer_XFGC, grid, view)
+    integer_XFGC = _round(weight_XFGC, scale_XFG1, args.qmax)
+    if args.ssz_iterations:
+        project = _identity if rows_XND is None else _project_rows(rows_XND, columns)
+        scale_XFG1, integer_XFGC = _refine_scales(
+            weight_XFGC, scale_XFG1, integer_XFGC, args, project
+        )
     return QuantizedTensor(
-        integer_XFGC.flatten(-2).to(torch.int8), scale_XFG1.squeeze(-1), grid.bits
+        integer_XFGC.flatten(-2).to(torch.int8), scale_XFG1.squeeze(-1), args.bits
     )
 
 
-def _rounded(weight_XFGC: Tensor, scale_XFG1: Tensor, limit: int) -> Tensor:
-    return (weight_XFGC / scale_XFG1).round_().clamp_(-limit, limit)
+def _round(weight_XFGC: Tensor, scale_XFG1: Tensor, qmax: int) -> Tensor:
+    return (weight_XFGC / scale_XFG1).round_().clamp_(-qmax, qmax)
 
 
-View = Callable[[Tensor], Tensor]
+Projection = Callable[[Tensor], Tensor]
 
 
-def _same(weight_XFGC: Tensor) -> Tensor:
+def _identity(weight_XFGC: Tensor) -> Tensor:
     return weight_XFGC
 
 
-def _outputs(rows_XND: Tensor, columns: int) -> View:
-    """What each group of a matrix adds to the outputs of some rows."""
+def _project_rows(rows_XND: Tensor, columns: int) -> Projection:
+    """The contribution of each group of a matrix to the outputs for these rows."""
     rows_XGCN = rows_XND.float().unflatten(-1, (-1, columns)).transpose(-3, -2).mT
 
-    def view(weight_XFGC: Tensor) -> Tensor:
+    def project(weight_XFGC: Tensor) -> Tensor:
         return (weight_XFGC.transpose(-3, -2) @ rows_XGCN).transpose(-3, -2)
 
-    return view
+    return project
 
 
-def _refined(
+def _refine_scales(
     weight_XFGC: Tensor,
     scale_XFG1: Tensor,
     integer_XFGC: Tensor,
-    grid: QuantizationArgs,
-    view: View,
+    args: QuantizationArgs,
+    project: Projection,
 ) -> tuple[Tensor, Tensor]:
-    """SSZ: the best scale for the integers, the nearest integers for the scale, in turn; a group
-    takes a round's result only if it is closer, and a matrix stops when none of its groups is."""
-    wanted, seen = view(weight_XFGC), view(integer_XFGC)
-    error_XFG1 = (wanted - scale_XFG1 * seen).square().sum(-1, keepdim=True)
+    """SSZ: alternate between the least-squares scale for the integers and the nearest integers for
+    the scale. A group takes a result only if its error falls; a matrix stops when no group does."""
+    expected, projected = project(weight_XFGC), project(integer_XFGC)
+    error_XFG1 = (expected - scale_XFG1 * projected).square().sum(-1, keepdim=True)
     next_scale_XFG1, next_XFGC = scale_XFG1, integer_XFGC
-    going_X111: Tensor | bool = True
-    for _ in range(grid.ssz_iterations):
-        over_XFG1 = (seen * wanted).sum(-1, keepdim=True)
-        under_XFG1 = seen.square().sum(-1, keepdim=True)
-        fitted_XFG1 = torch.where(under_XFG1 > 0, over_XFG1 / under_XFG1, 0.0)
-        # Least squares may shrink a scale to nothing where rows see nothing of the weights.
+    active_X111: Tensor | bool = True
+    for _ in range(args.ssz_iterations):
+        numerator_XFG1 = (projected * expected).sum(-1, keepdim=True)
+        denominator_XFG1 = projected.square().sum(-1, keepdim=True)
+        fitted_XFG1 = torch.where(denominator_XFG1 > 0, numerator_XFG1 / denominator_XFG1, 0.0)
+        # The least-squares scale may be zero where the rows do not excite the weights.
         next_scale_XFG1 = torch.where(fitted_XFG1 > 0, fitted_XFG1, next_scale_XFG1)
-        next_XFGC = _rounded(weight_XFGC, next_scale_XFG1, grid.qmax)
-        seen = view(next_XFGC)
-        found_XFG1 = (wanted - next_scale_XFG1 * seen).square().sum(-1, keepdim=True)
-        closer_XFG1 = (found_XFG1 < error_XFG1 * (1 - 1e-10)) & going_X111
-        going_X111 = closer_XFG1.any((-3, -2, -1), keepdim=True)
-        if not going_X111.any():
+        next_XFGC = _round(weight_XFGC, next_scale_XFG1, args.qmax)
+        projected = project(next_XFGC)
+        new_error_XFG1 = (expected - next_scale_XFG1 * projected).square().sum(-1, keepdim=True)
+        closer_XFG1 = (new_error_XFG1 < error_XFG1 * (1 - 1e-10)) & active_X111
+        active_X111 = closer_XFG1.any((-3, -2, -1), keepdim=True)
+        if not active_X111.any():
             break
         scale_XFG1 = torch.where(closer_XFG1, next_scale_XFG1, scale_XFG1)
         integer_XFGC = torch.where(closer_XFG1, next_XFGC, integer_XFGC)
-        error_XFG1 = torch.where(closer_XFG1, found_XFG1, error_XFG1)
+        error_XFG1 = torch.where(closer_XFG1, new_error_XFG1, error_XFG1)
     return scale_XFG1, integer_XFGC
 
 
 def pack_words(integer_FD: Tensor) -> Tensor:
-    """int4 values eight to an int32, the first lowest, each as its value plus eight: what the
-    compressed-tensors format calls pack-quantized.
+    """Pack eight int4 values into an int32, lowest bits first, each offset by eight: the
+    pack-quantized layout of compressed-tensors.
 
     >>> pack_words(torch.tensor([[-8, -7, 7]], dtype=torch.int8)).tolist()
     [[3856]]
@@ -165,7 +171,8 @@ def pack_words(integer_FD: Tensor) -> Tensor:
 
 
 def unpack_words(word_FW: Tensor, columns: int) -> Tensor:
-    """
+    """The inverse of `pack_words`.
+
     >>> unpack_words(torch.tensor([[3856]], dtype=torch.int32), 3).tolist()
     [[-8, -7, 7]]
     """

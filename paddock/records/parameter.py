@@ -47,6 +47,7 @@ class ParameterRole:
     kind: ParameterKind
     split: MuonSplit | None = None
     part: ModelPart = "main"  # what can be frozen as one; the indexer of an MTP layer is "mtp"
+    keep_fp32: bool = False  # not rounded to a smaller dtype: it decides a ranking
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ParameterKind):

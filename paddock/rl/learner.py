@@ -193,9 +193,11 @@ class Learner:
                 self.trainer.optimizer, self.trainer.weights.gather_full
             )
         path = training_state.save_training_state(
-            folder, self.updates, network, optimizer, facts=self.extra_state, beside=extra_files
+            folder, self.updates, network, optimizer, extra=self.extra_state, extra_files=extra_files
         )
-        training_state.prune_checkpoints(folder, last=keep.keep_last, forever=keep.keep_every)
+        training_state.prune_checkpoints(
+            folder, keep_last=keep.keep_last, keep_every=keep.keep_every
+        )
         return path
 
     def restore(self, folder: Path) -> bool:

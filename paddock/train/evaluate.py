@@ -52,7 +52,7 @@ def validation_loss(
     count: Counter[str] = Counter()
     for name, batch in iter_validation_batches(corpus, network, context=context, tokens=tokens):
         hidden_TD = network(
-            batch.token_T, batch.attn_metadata, ask=AuxRequest(dense=dense)
+            batch.token_T, batch.attn_metadata, aux=AuxRequest(dense=dense)
         ).hidden_TD
         target_T = batch.targets(1)
         total[name] += float(linear_cross_entropy(hidden_TD, network.head.weight, target_T).sum())
@@ -101,9 +101,9 @@ def mtp_acceptance_rates(
     """The same, over any text."""
     hits, tries = [0] * depths, [0] * depths
     for batch in batches:
-        step = network.make_context(batch.attn_metadata, ask=AuxRequest(dense=True))
+        step = network.make_context(batch.attn_metadata, aux=AuxRequest(dense=True))
         hidden_TD = network(
-            batch.token_T, batch.attn_metadata, ask=AuxRequest(dense=True)
+            batch.token_T, batch.attn_metadata, aux=AuxRequest(dense=True)
         ).hidden_TD
         said_T = network.head(hidden_TD).argmax(-1)
         # The text must have gone the network's own way so far, or its next words say nothing.
@@ -145,7 +145,7 @@ def needle_recall(
     for some in _batched((encode_question(task, tokenizer, begin) for task in tasks), tokens=8192):
         token_T = torch.tensor([token for asked in some for token in asked.ids], device=device)
         layout = AttentionMetadata.packed([len(asked.ids) for asked in some], device)
-        hidden_TD = network(token_T, layout, ask=AuxRequest(dense=dense)).hidden_TD
+        hidden_TD = network(token_T, layout, aux=AuxRequest(dense=dense)).hidden_TD
         for asked, span in zip(some, layout.spans, strict=True):
             # What a state says is the token behind it.
             places = [slice(span.query + a.start, span.query + a.stop) for a in asked.answers]
@@ -210,7 +210,7 @@ class IndexerRecall:
 @torch.no_grad()
 def measure_indexer_recall(network: Transformer, batch: MicroBatch) -> list[IndexerRecall]:
     """How much of where each layer would look, it may still look at; queries that are cut only."""
-    step = network.make_context(batch.attn_metadata, ask=AuxRequest(dense=True))
+    step = network.make_context(batch.attn_metadata, aux=AuxRequest(dense=True))
     x_TD = network.embed(batch.token_T)
     selection, found = None, []
     for number, layer in enumerate(network.layers):
@@ -265,7 +265,7 @@ def trace_layers(network: Transformer, token_T: Tensor) -> list[LayerTrace]:
     """Where every layer looks in one document, and whom it asks; layers that do neither are left
     out. A layer without an indexer shares the choice of another, and has none of its own."""
     layout = AttentionMetadata.packed([len(token_T)], token_T.device)
-    notes = network(token_T, layout, ask=AuxRequest(routing_and_topk=True)).aux
+    notes = network(token_T, layout, aux=AuxRequest(routing_and_topk=True)).aux
     found = []
     for number, (layer, note) in enumerate(zip(network.layers, notes, strict=True)):
         assert isinstance(layer, DecoderLayer)

@@ -250,10 +250,12 @@ def save_checkpoint(
         step,
         network,
         optimizer,
-        facts={"stream": stream.state_dict()},
-        beside=tokenizer.files,
+        extra={"stream": stream.state_dict()},
+        extra_files=tokenizer.files,
     )
-    training_state.prune_checkpoints(run.checkpoints, last=keep.keep_last, forever=keep.keep_every)
+    training_state.prune_checkpoints(
+        run.checkpoints, keep_last=keep.keep_last, keep_every=keep.keep_every
+    )
 
 
 def load_checkpoint(run: TrainingRun, trainer: Trainer, stream: PackedDataLoader) -> int:

@@ -54,7 +54,7 @@ class LanguageModelObjective:
     def __call__(
         self, network: Transformer, batch: MicroBatch, counts: TokenCounts, progress: float
     ) -> Losses:
-        output = network(batch.token_T, batch.attn_metadata, ask=self.stage.aux_request)
+        output = network(batch.token_T, batch.attn_metadata, aux=self.stage.aux_request)
         notes = list(output.aux)
         weights = {
             "loss": 1.0,
@@ -86,7 +86,7 @@ class LanguageModelObjective:
         self, network: Transformer, hidden_TD: Tensor, batch: MicroBatch
     ) -> tuple[list[Tensor], AuxOutputs]:
         """MTP states at every depth, and one note for the layer used several times."""
-        step = network.make_context(batch.attn_metadata, ask=self.stage.aux_request)
+        step = network.make_context(batch.attn_metadata, aux=self.stage.aux_request)
         ahead = network.mtp_forward(hidden_TD, batch.token_S, step, self.loss.mtp_depths)
         states, notes = zip(*ahead, strict=True)
         return list(states), _merged(list(notes))

@@ -193,23 +193,23 @@ def full_of(value):
 
 REFUSED = {
     "missing setting": ({"block_count": None}, {}, "'block_count' is missing"),
-    "no layers": ({"block_count": 0}, {}, "'block_count' is 0"),
-    "text for a number": ({"embedding_length": "64"}, {}, "'embedding_length' is '64'"),
-    "no heads": ({"attention.head_count": 0}, {}, "'attention.head_count' is 0"),
+    "no layers": ({"block_count": 0}, {}, "'block_count' must be .*got 0"),
+    "text for a number": ({"embedding_length": "64"}, {}, "'embedding_length' must be .*got '64'"),
+    "no heads": ({"attention.head_count": 0}, {}, "'attention.head_count' must be .*got 0"),
     "heads that do not group": ({"attention.head_count_kv": 3}, {}, "'gqa.heads' 4 is not a mul"),
     "odd heads": (
         {"attention.key_length": 15, "attention.value_length": 15, "rope.dimension_count": 15},
         {},
         "'gqa.dim' 15 must be even",
     ),
-    "other values": ({"attention.value_length": 8}, {}, "'attention.value_length' is 8; only 16"),
-    "partial rotation": ({"rope.dimension_count": 8}, {}, "'rope.dimension_count' is 8; only 16"),
-    "a window": ({"attention.sliding_window": 5}, {}, "'attention.sliding_window' is 5"),
-    "yarn": ({"rope.scaling.type": "yarn"}, {}, "'rope.scaling.type' is 'yarn'"),
+    "other values": ({"attention.value_length": 8}, {}, "'attention.value_length' must be .*got 8"),
+    "partial rotation": ({"rope.dimension_count": 8}, {}, "'rope.dimension_count' must be .*got 8"),
+    "a window": ({"attention.sliding_window": 5}, {}, "'attention.sliding_window' must be .*got 5"),
+    "yarn": ({"rope.scaling.type": "yarn"}, {}, "'rope.scaling.type' must be .*got 'yarn'"),
     "unknown factors": (
         {},
         {"rope_freqs.weight": (np.arange(1, 9, dtype=np.float32), Type.F32)},
-        "'rope_freqs.weight' is not the stretching",
+        "'rope_freqs.weight' does not match",
     ),
     "too few factors": (
         {},
@@ -221,7 +221,7 @@ REFUSED = {
     "layer too many": (
         {},
         {"blk.7.ffn_up.weight": zeros(96, 64)},
-        "'layers.7.mlp.up.weight' has n",
+        "unexpected tensor for 'layers.7.mlp.up.weight'",
     ),
     "unknown tensor": ({}, {"blk.0.ffn_gate_exps.weight": zeros(2, 2)}, "'blk.0.ffn_gate_exps.w"),
     "nameless tensor": ({}, {"stray": zeros(2)}, "cannot use tensor 'stray'"),
@@ -249,7 +249,7 @@ def test_an_unknown_architecture_is_named(tmp_path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(CheckpointError, match="no architecture called 'mamba' is known; there are"):
+    with pytest.raises(CheckpointError, match="architecture must be one of .*, got 'mamba'"):
         load_gguf(tmp_path / "model.gguf")
 
 
@@ -263,7 +263,7 @@ def test_a_truncated_file_is_refused(part, tmp_path):
 
 
 def test_a_file_that_is_not_there_and_a_file_of_another_kind_are_told_apart(tmp_path):
-    with pytest.raises(CheckpointError, match=r"nowhere\.gguf: no such file"):
+    with pytest.raises(CheckpointError, match=r"nowhere\.gguf: file not found"):
         load_gguf(tmp_path / "nowhere.gguf")
     (tmp_path / "text.gguf").write_text("Once upon a time there was a pony. " * 9)
     with pytest.raises(CheckpointError, match=r"text\.gguf: truncated or not a GGUF file"):

@@ -149,7 +149,7 @@ def test_files_beside_the_weights_arrive_with_them_and_win(target, new, tmp_path
     outside.write_text("mine")
     (target / "chat_template.jinja").symlink_to(outside)
     files = {"tokenizer.json": b"new", "chat_template.jinja": b"hi"}
-    save_pretrained(new, target, beside=files)
+    save_pretrained(new, target, extra_files=files)
     assert (target / "tokenizer.json").read_bytes() == b"new"
     assert (target / "chat_template.jinja").read_bytes() == b"hi"
     assert outside.read_text() == "mine"
@@ -161,8 +161,8 @@ def test_files_beside_the_weights_arrive_with_them_and_win(target, new, tmp_path
 )
 def test_a_file_beside_the_weights_may_not_be_one_of_them_nor_leave_the_folder(target, new, name):
     before = contents(target.parent)
-    with pytest.raises(ValueError, match="is no name for a file beside the weights"):
-        save_pretrained(new, target, beside={name: b""})
+    with pytest.raises(ValueError, match="cannot be the name of an extra file"):
+        save_pretrained(new, target, extra_files={name: b""})
     assert contents(target.parent) == before
 
 
@@ -188,8 +188,8 @@ def test_through_a_link_the_folder_it_means_is_replaced(target, new):
 @pytest.mark.parametrize(
     ("file", "content", "complaint"),
     [
-        ("thesis.tex", b"", "holds something that is not a checkpoint; not replaced"),
-        ("config.json", b'{"port": 80}', "holds something that is not a checkpoint"),
+        ("thesis.tex", b"", "is not empty and not a checkpoint; not replaced"),
+        ("config.json", b'{"port": 80}', "is not empty and not a checkpoint"),
         ("config.json", b"{", "not valid JSON"),
     ],
 )

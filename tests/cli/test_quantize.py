@@ -75,7 +75,7 @@ def test_it_runs_where_there_is_an_accelerator(run, tmp_path, monkeypatch):
         for name in ("there", "here")
     )
     assert (there["device"], here["device"]) == (ELSEWHERE.type, "cpu")
-    assert there["nats"] == pytest.approx(here["nats"], abs=2e-3)
+    assert there["nll"] == pytest.approx(here["nll"], abs=2e-3)
 
 
 def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):
@@ -110,7 +110,7 @@ def test_no_document_is_longer_than_the_model_reads(run, tmp_path):
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
     assert report["tokens"] == 2 * 255  # of a model that reads 256
-    assert "2048" not in report["divergence"]
+    assert "2048" not in report["kl_by_position"]
 
 
 def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
@@ -184,7 +184,7 @@ def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
     found = quantize(latest_model(run), tmp_path / "out", *texts, *QUICK, *few)
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
-    assert report["questions"] == 2  # the run knows no needles, so they lie in the first book
+    assert report["needle_tasks"] == 2  # the run knows no needles, so they lie in the first book
     assert 150 < report["tokens"] + 3 < 600  # a third of them, up to a whole text, from each
 
 

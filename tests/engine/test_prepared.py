@@ -116,7 +116,7 @@ def test_a_layer_prepares_what_it_projects_bit_for_bit(kind):
     projected = attention.project(x_TD, step)
     one.update(0, "row", projected.row_TC)
     index = attention.index_new_tokens(x_TD, projected, step)
-    found = attention.prepare_decode(x_TD, own.make_context(layout, other), wanted=True)
+    found = attention.prepare_decode(x_TD, own.make_context(layout, other), need_scores=True)
     for stream in ("row", "index"):
         assert torch.equal(one.stored[stream], other.stored[stream])
     assert torch.equal(found.index.query_THD, index.query_THD)

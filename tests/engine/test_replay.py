@@ -16,7 +16,7 @@ def chosen(net, token_ids):
     output = net(
         torch.tensor(token_ids),
         AttentionMetadata.packed([len(token_ids)]),
-        ask=AuxRequest(routing_and_topk=True),
+        aux=AuxRequest(routing_and_topk=True),
     )
     experts, kept = [], []
     for note in output.aux:

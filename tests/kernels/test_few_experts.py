@@ -28,7 +28,7 @@ def test_many_rows_large_experts_and_gradients_are_not_its_business(monkeypatch)
         assert not fused_experts.is_supported(torch.randn(9, 10), many, *stacks)
         monkeypatch.setattr(workspace, "SCRATCH_BYTES", 4 * 16 * 180 - 1)
         assert not fused_experts.is_supported(torch.randn(8, 10), few, *stacks)
-        monkeypatch.rollback()
+        monkeypatch.undo()
     assert not fused_experts.is_supported(torch.randn(8, 10), few, *stacks)
 
 

@@ -43,7 +43,7 @@ def visible(spans):
 
 @pytest.mark.parametrize("budget", [1, 1 << 20])
 def test_the_dense_loss_is_over_every_visible_key(budget, monkeypatch):
-    monkeypatch.setattr(reference, "scratch", lambda device: budget)
+    monkeypatch.setattr(reference, "scratch_bytes", lambda device: budget)
     index, attention = sides()
     expected = by_hand(index, attention, visible(SPANS))
     torch.testing.assert_close(index_kl(index, attention, SPANS), expected)

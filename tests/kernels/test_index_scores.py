@@ -25,7 +25,7 @@ def test_a_score_is_a_weighted_sum_of_matches_that_are_not_negative():
 def test_chunks_do_not_change_the_scores(budget, monkeypatch):
     query, key, weight = inputs(9, 11, 3, 4)
     whole = index_scores(query, key, weight)
-    monkeypatch.setattr(reference, "scratch", lambda device: budget)
+    monkeypatch.setattr(reference, "scratch_bytes", lambda device: budget)
     torch.testing.assert_close(index_scores(query, key, weight), whole)
 
 

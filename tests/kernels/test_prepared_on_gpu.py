@@ -72,7 +72,7 @@ def test_what_it_does_not_take():
         assert not mla_prepare.suits(x[:1], weight)
         assert not mla_prepare.suits(x[:1].float(), weight)
         assert not mla_prepare.suits(x[:0], half)
-        with dispatch.disable_kernels("latent_prepare"):
+        with dispatch.disable_kernels("mla_prepare"):
             assert not mla_prepare.suits(x[:1], half)
 
 
@@ -141,7 +141,7 @@ def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
     with_it = replies()
     assert set(taken) == {0, 1, 2}
     taken.clear()
-    with dispatch.disable_kernels("latent_prepare"):
+    with dispatch.disable_kernels("mla_prepare"):
         without_it = replies()
     assert not taken
     for a, b in zip(with_it, without_it, strict=True):

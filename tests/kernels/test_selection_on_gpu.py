@@ -204,7 +204,7 @@ def test_little_scratch_changes_nothing(monkeypatch):
     case = Case(STEP, k=64, **SMALL)
     inputs = whole_numbers(case)
     expected = index_topk_varlen(*inputs, case.spans, case.k)
-    monkeypatch.setattr(fused, "scratch", lambda device: 1 << 18)
+    monkeypatch.setattr(fused, "scratch_bytes", lambda device: 1 << 18)
     assert torch.equal(index_topk_varlen(*inputs, case.spans, case.k), expected)
 
 

@@ -22,7 +22,7 @@ def test_it_is_attention_over_the_kept_rows():
 
 @pytest.mark.parametrize("budget", [1, 1000])
 def test_gradients_whatever_the_chunks(budget, monkeypatch):
-    monkeypatch.setattr(reference, "scratch", lambda device: budget)
+    monkeypatch.setattr(reference, "scratch_bytes", lambda device: budget)
     query, row, index = inputs(4, 6, 2, 4, 3)
     leaves = (query.requires_grad_(), row.requires_grad_())
     assert torch.autograd.gradcheck(

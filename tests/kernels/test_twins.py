@@ -18,5 +18,5 @@ def test_a_switch_comes_back_after_an_error():
 
 
 def test_a_twin_there_is_none_of_is_refused_by_name():
-    with pytest.raises(ValueError, match="no twin called 'rop'"), dispatch.disable_kernels("rop"):
+    with pytest.raises(ValueError, match="kernel 'rop' not found"), dispatch.disable_kernels("rop"):
         pass

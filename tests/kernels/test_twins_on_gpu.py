@@ -63,7 +63,7 @@ def test_attention_over_documents(case, masked):
     T = sum(lengths)
     leaves = (leaf(T, heads, dim), leaf(T, groups, dim), leaf(T, groups, value))
     index = chosen(spans, k).cuda()
-    name = "kept_attention" if masked else "causal_attention"
+    name = "topk_masked_attention" if masked else "causal_attention"
 
     def attend(q, k, v):
         assert q.dtype == torch.float64 or dense_attention.packed.suits(name, q, k, v, spans)

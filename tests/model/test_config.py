@@ -10,12 +10,12 @@ MOE = {"experts": 6, "active": 2, "inner": 16}
 INDEXER = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full",) * 4}
 
 IMPOSSIBLE = {
-    "'mlp' names 2 layers": {"mlp": ("dense", "moe")},
+    "'mlp' has 2 layers": {"mlp": ("dense", "moe")},
     "'mla.rope' 5 must be even": {"mla": MLA | {"rope": 5}},
-    "'mla.q_rank' may not be empty": {"mla": {k: v for k, v in MLA.items() if k != "q_rank"}},
+    "set 'mla.q_rank'": {"mla": {k: v for k, v in MLA.items() if k != "q_rank"}},
     "'indexer.dim' 2 is less than 'mla.rope' 4": {"indexer": INDEXER | {"dim": 2}},
-    "'indexer.layers' names 3 layers of 4": {"indexer": INDEXER | {"layers": ("full",) * 3}},
-    "nobody to share": {"indexer": INDEXER | {"layers": ("shared", "full", "full", "full")}},
+    "'indexer.layers' has 3 entries for 4 layers": {"indexer": INDEXER | {"layers": ("full",) * 3}},
+    "must be 'full'": {"indexer": INDEXER | {"layers": ("shared", "full", "full", "full")}},
     "'dsa' layers need 'indexer'": {"indexer": None},
     "latent attention layers need 'mla'": {"mla": None},
     "'moe' layers need 'moe' settings": {"moe": None},
@@ -57,7 +57,7 @@ def test_presets_are_possible(name):
 
 
 def test_a_preset_that_does_not_exist_is_refused_by_name():
-    with pytest.raises(ValueError, match="no preset called 'glm6'; there are nano, small, glm5"):
+    with pytest.raises(ValueError, match="preset 'glm6' not found; presets: nano, small, glm5"):
         preset("glm6")
 
 

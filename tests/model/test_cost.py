@@ -63,7 +63,7 @@ def test_streams_are_what_the_network_remembers():
     seen: dict[tuple[int, str], tuple[int, ...]] = {}
 
     class Recorder:
-        def extend(self, layer, stream, rows_T):
+        def update(self, layer, stream, rows_T):
             seen[layer, stream] = tuple(rows_T.shape[1:])
             return rows_T
 

@@ -30,7 +30,7 @@ def test_the_language_loss_gives_the_indexer_no_gradient():
 def test_the_indexer_loss_gives_the_trunk_no_gradient(dense):
     network = born(latent_config())
     ask = AuxRequest(dense=dense, indexer_loss=True)
-    notes = network(tokens(60), AttentionMetadata.packed([45, 15]), ask=ask).aux
+    notes = network(tokens(60), AttentionMetadata.packed([45, 15]), aux=ask).aux
     sum(note.indexer_loss for note in notes).backward()
     moved = gradients(network)
     assert {name for name in moved if ".indexer." not in name and moved[name]} == set()
@@ -44,7 +44,7 @@ def test_the_warm_up_teaches_the_indexer_where_attention_looks():
     optimizer = torch.optim.Adam(indexers, lr=1e-2)
 
     def loss() -> torch.Tensor:
-        return sum(note.indexer_loss for note in network(tokens(60), layout, ask=ask).aux)
+        return sum(note.indexer_loss for note in network(tokens(60), layout, aux=ask).aux)
 
     before = loss().item()
     for _ in range(30):

@@ -74,7 +74,7 @@ def test_a_shared_layer_attends_to_what_the_layer_below_chose():
     kinds = ("full", "shared", "shared", "full")
     network = born(latent_config(indexer={"heads": 2, "dim": 8, "topk": 8, "layers": kinds}))
     notes = network(
-        tokens(40), AttentionMetadata.packed([40]), ask=AuxRequest(routing_and_topk=True)
+        tokens(40), AttentionMetadata.packed([40]), aux=AuxRequest(routing_and_topk=True)
     ).aux
     chosen = [note.selection.index_QK for note in notes]
     assert torch.equal(chosen[0], chosen[1])
@@ -98,7 +98,7 @@ def test_asking_for_dense_attention_ignores_the_indexer():
     sparse = born(latent_config())
     dense = Transformer(latent_config(attention=("mla",) * 4, indexer=None)).eval()
     dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if ".indexer." not in k})
-    asked = sparse(tokens(60), AttentionMetadata.packed([60]), ask=AuxRequest(dense=True)).hidden_TD
+    asked = sparse(tokens(60), AttentionMetadata.packed([60]), aux=AuxRequest(dense=True)).hidden_TD
     torch.testing.assert_close(sparse.head(asked), dense.logits(tokens(60)))
 
 

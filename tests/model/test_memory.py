@@ -82,15 +82,15 @@ def test_rows_may_lie_anywhere_in_storage():
             self.slots = torch.randperm(64)[:30]
             self.storage: dict[tuple[int, str], torch.Tensor] = {}
 
-        def extend(self, layer, stream, rows_T):
+        def update(self, layer, stream, rows_T):
             place = self.storage.setdefault((layer, stream), torch.randn(64, rows_T.shape[1]))
             place[self.slots] = rows_T
             return place
 
-        def recall(self, layer, stream, span):
+        def load_state(self, layer, stream, span):
             return None
 
-        def keep(self, layer, stream, span, state):
+        def store_state(self, layer, stream, span, state):
             pass
 
     memory = Shuffled()
@@ -110,6 +110,6 @@ def test_an_indexer_is_asked_only_where_someone_sees_more_than_it_keeps(length, 
     token_T, layout = tokens(length), AttentionMetadata.packed([length])
     found = NETWORKS["sparse"](token_T, layout)
     assert len(calls) == asked
-    with_opinion = NETWORKS["sparse"](token_T, layout, ask=AuxRequest(indexer_loss=True))
+    with_opinion = NETWORKS["sparse"](token_T, layout, aux=AuxRequest(indexer_loss=True))
     assert len(calls) == asked + 4
     assert torch.equal(found.hidden_TD, with_opinion.hidden_TD)

@@ -64,7 +64,7 @@ def test_depths_that_share_the_index_attend_to_what_the_first_selected():
 
     def selections(network):
         step = network.make_context(
-            layout, ask=AuxRequest(routing_and_topk=True, indexer_loss=True)
+            layout, aux=AuxRequest(routing_and_topk=True, indexer_loss=True)
         )
         ahead = list(network.mtp_forward(hidden_TD, token_T, step, 3))
         kept = [notes.selection.index_QK.tolist() for _, notes in ahead]

@@ -61,3 +61,14 @@ def test_the_indexer_and_the_mtp_layer_are_parts_of_their_own():
         )
         assert role.part == expected, name
     assert {role.part for role in found.values()} == {"main", "indexer", "mtp"}
+
+
+def test_what_decides_rankings_stays_float32():
+    network = born(latent_config())
+    names = {name for name in network.state_dict() if name.endswith("indexer.weights.weight")}
+    assert {name for name, _, role in network.parameter_roles() if role.keep_fp32} == names
+    biases = {name for name in network.state_dict() if name.endswith("router.bias")}
+    assert network.fp32_tensor_names() == names | biases
+    network.cast(torch.bfloat16)
+    wide = {name for name, p in network.named_parameters() if p.dtype == torch.float32}
+    assert wide == names

@@ -49,7 +49,7 @@ def test_a_dense_network_with_an_indexer_is_unchanged_until_something_is_cut():
 def test_what_cannot_be_replaced_is_refused():
     with pytest.raises(ValueError, match="only grouped attention"):
         replace_attention(born(latent_config()), ("gqa",) * 4)
-    with pytest.raises(ValueError, match="dense latent layers"):
+    with pytest.raises(ValueError, match="'mla' layers only"):
         add_indexer(born(latent_config()), latent_config().indexer)
 
 

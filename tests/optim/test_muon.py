@@ -286,7 +286,7 @@ def test_the_scale_of_a_kind_scales_its_steps():
     ("shape", "role", "complaint"),
     [
         ((16, 8), ParameterRole("matrix", MuonSplit(heads=3, rows=(4,))), "w: 3 times .* 12 rows"),
-        ((8,), ParameterRole("matrix"), "w: neither a matrix"),
+        ((8,), ParameterRole("matrix"), "w: expected a matrix"),
     ],
 )
 def test_a_role_that_cannot_be_is_refused_by_name(shape, role, complaint):

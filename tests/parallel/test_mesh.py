@@ -43,5 +43,5 @@ def test_a_recurrent_layer_cannot_be_cut():
 
 
 def test_a_row_shorter_than_its_ranks_is_refused():
-    with pytest.raises(MeshError, match="0 tokens cannot be cut over 1"):
+    with pytest.raises(MeshError, match="0 tokens cannot be sharded over 1"):
         ContextShard(SINGLE_RANK, 0)

@@ -33,7 +33,7 @@ class There(Tensor):
         made = Tensor._make_wrapper_subclass(
             cls, here.shape, strides=here.stride(), dtype=here.dtype, device=ELSEWHERE
         )
-        made.local_slice = here
+        made.here = here
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -93,7 +93,7 @@ def place_asked_for(func: Any, args: Any, kwargs: Any) -> torch.device | None:
 def brought(values: Any) -> Any:
     """Tensors here, and this device where the other was meant."""
     values = tree_map_only(torch.device, lambda x: HERE if x == ELSEWHERE else x, values)
-    return tree_map_only(There, lambda x: x.local_slice, values)
+    return tree_map_only(There, lambda x: x.here, values)
 
 
 def sent(values: Any, known: list[There]) -> Any:

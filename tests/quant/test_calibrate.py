@@ -62,7 +62,7 @@ def test_every_place_of_the_recipe_is_smoothed():
 
 
 def seen_of(rows):
-    seen = ActivationStats(keep=len(rows), keep_each=len(rows))
+    seen = ActivationStats(max_rows=len(rows), max_rows_per_batch=len(rows))
     seen.add(rows)
     return seen
 
@@ -97,7 +97,7 @@ def test_a_channel_nobody_uses_does_no_harm():
 
 
 def test_what_is_kept_is_bounded_however_much_is_seen():
-    seen = ActivationStats(keep=10, keep_each=4)
+    seen = ActivationStats(max_rows=10, max_rows_per_batch=4)
     for start in range(6):
         seen.add(torch.full((100, 3), float(start)) + torch.arange(100).unsqueeze(-1) / 1000)
     assert seen.rows_ND.shape == (10, 3)

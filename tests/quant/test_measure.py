@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paddock.quant.calibration_data import CalibrationBatch, CalibrationText
-from paddock.quant.measure import LEAST, QuantEvalStats, update_stats
+from paddock.quant.measure import MIN_KL, QuantEvalStats, update_stats
 from tests.model.networks import tokens
 
 
@@ -19,7 +19,11 @@ def weighed(change, ids):
     other = change(exact.clone())
     tally = QuantEvalStats()
     update_stats(
-        CalibrationBatch((CalibrationText(ids=ids, purpose="held_out"),)), exact, other, head, tally
+        CalibrationBatch((CalibrationText(ids=ids, purpose="validation"),)),
+        exact,
+        other,
+        head,
+        tally,
     )
     with torch.no_grad():
         p, q = (head(x[:-1]).double().log_softmax(-1) for x in (exact, other))
@@ -35,10 +39,10 @@ def test_the_typical_divergence_is_not_made_by_one_token():
         return x
 
     found, apart = weighed(shaken, ids)
-    assert found["mean_divergence"] == pytest.approx(float(apart.mean()), rel=1e-6)
-    assert found["typical_divergence"] == pytest.approx(float(apart.log().mean().exp()), rel=1e-6)
-    assert found["mean_divergence"] > 100 * found["typical_divergence"]
-    assert found["divergence"] == {
+    assert found["kl_mean"] == pytest.approx(float(apart.mean()), rel=1e-6)
+    assert found["kl_geometric_mean"] == pytest.approx(float(apart.log().mean().exp()), rel=1e-6)
+    assert found["kl_mean"] > 100 * found["kl_geometric_mean"]
+    assert found["kl_by_position"] == {
         "128": pytest.approx(float(apart[:128].mean())),
         "512": pytest.approx(float(apart[128:].mean())),
     }
@@ -46,10 +50,10 @@ def test_the_typical_divergence_is_not_made_by_one_token():
 
 def test_opinions_that_do_not_differ_are_not_apart():
     found, _ = weighed(lambda x: x, tuple(tokens(20).tolist()))
-    assert found["mean_divergence"] == 0
-    assert found["typical_divergence"] == pytest.approx(LEAST)
-    assert found["nats"][0] == found["nats"][1]
-    assert found["agreement"] == 1
+    assert found["kl_mean"] == 0
+    assert found["kl_geometric_mean"] == pytest.approx(MIN_KL)
+    assert found["nll"][0] == found["nll"][1]
+    assert found["top1_agreement"] == 1
     assert found["tokens"] == 19
 
 
@@ -59,4 +63,4 @@ def test_divergences_too_small_for_float32_are_told_apart():
 
     found, apart = weighed(shaken, tuple(tokens(100).tolist()))
     assert float(apart.mean()) < 1e-8
-    assert found["mean_divergence"] == pytest.approx(float(apart.mean()), rel=1e-3)
+    assert found["kl_mean"] == pytest.approx(float(apart.mean()), rel=1e-3)

@@ -38,9 +38,9 @@ def test_a_folder_is_quantized_as_on_the_cpu(source, tmp_path):
     here = quantized(source, tmp_path / "here", "cpu")
     there = quantized(source, tmp_path / "there", "cuda")
     assert there["device"] == "cuda"
-    assert there["nats"] == pytest.approx(here["nats"], abs=5e-3)
+    assert there["nll"] == pytest.approx(here["nll"], abs=5e-3)
     for one, other in zip(here["layers"], there["layers"], strict=True):
-        assert other["own_error"] == pytest.approx(one["own_error"], rel=0.1)
+        assert other["layer_error"] == pytest.approx(one["layer_error"], rel=0.1)
     exact, *found = (
         load_pretrained(folder).logits(tokens(60))
         for folder in (source, tmp_path / "here", tmp_path / "there")
@@ -54,12 +54,12 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, tmp_path):
         pass
 
     def kill(moment):
-        if moment.what == "layer 2: integers":
+        if moment.what == "layer 2: quantizing":
             raise Killed
 
     quantized(source, tmp_path / "whole", "cuda")
     with pytest.raises(Killed):
-        quantized(source, tmp_path / "q", "cuda", say=kill)
+        quantized(source, tmp_path / "q", "cuda", on_progress=kill)
     quantized(source, tmp_path / "q", "cuda")
     assert contents(tmp_path / "q") == contents(tmp_path / "whole")
 

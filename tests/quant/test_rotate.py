@@ -58,7 +58,7 @@ def test_a_turned_network_says_the_same(name):
     turned = rotate(copy.deepcopy(plain), seed=5)
     token_T, layout = tokens(60), AttentionMetadata.packed([40, 20])
     before, after = (
-        n(token_T, layout, ask=AuxRequest(routing_and_topk=True)) for n in (plain, turned)
+        n(token_T, layout, aux=AuxRequest(routing_and_topk=True)) for n in (plain, turned)
     )
     torch.testing.assert_close(
         turned.head(after.hidden_TD), plain.head(before.hidden_TD), atol=1e-4, rtol=0
@@ -116,5 +116,5 @@ def test_a_silenced_channel_leaves_the_trunk_exact_and_drafts_finite():
 
 
 def test_recurrent_layers_are_refused():
-    with pytest.raises(QuantError, match="'gdn' layers cannot be turned"):
+    with pytest.raises(QuantError, match="'gdn' layers cannot be rotated"):
         rotate(born(grouped_config("gdn")))

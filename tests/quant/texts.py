@@ -29,11 +29,11 @@ def folder_of(network: Transformer, folder: Path) -> Path:
 def text(calibrate: int = 4, held_out: int = 2, needles: int = 1) -> list[CalibrationText]:
     """Random tokens; the last passages ask for their third token."""
     made = [
-        CalibrationText(ids=tuple(tokens(48, i).tolist()), purpose="calibrate")
+        CalibrationText(ids=tuple(tokens(48, i).tolist()), purpose="calibration")
         for i in range(calibrate)
     ]
     made += [
-        CalibrationText(ids=tuple(tokens(40, 50 + i).tolist()), purpose="held_out")
+        CalibrationText(ids=tuple(tokens(40, 50 + i).tolist()), purpose="validation")
         for i in range(held_out)
     ]
     return made + [

@@ -315,7 +315,9 @@ def test_a_run_goes_on_bit_for_bit_from_the_checkpoint_before_a_damaged_one(
     newest = max((run / "checkpoints").glob("step-*"))
     file = newest / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"step-00000003 is whole: .*`rm -r .*step-00000004`"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000003 is intact: .*`rm -r .*step-00000004`"
+    ):
         run_rl(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
     shutil.rmtree(newest)
     hashes = Hashes(monkeypatch)

@@ -177,7 +177,7 @@ def test_what_is_written_of_a_network_is_what_its_layers_chose():
     row = inspect_network(net, ids, words)
     token_T = torch.tensor(ids[:LEAST])
     notes = net(
-        token_T, AttentionMetadata.packed([len(token_T)]), ask=AuxRequest(routing_and_topk=True)
+        token_T, AttentionMetadata.packed([len(token_T)]), aux=AuxRequest(routing_and_topk=True)
     ).aux
     assert "".join(row["pieces"]) == words.decode(token_T.tolist())
     assert [look["layer"] for look in row["indexer"]] == [0, 1]

@@ -96,9 +96,9 @@ def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_wer
             ids = batch.token_T[span.query_slice]
             layout = AttentionMetadata.packed([len(ids)])
             ask = AuxRequest(dense=True)
-            hidden = network(ids, layout, ask=ask).hidden_TD
+            hidden = network(ids, layout, aux=ask).hidden_TD
             said = network.head(hidden).argmax(-1)
-            ahead = network.mtp_forward(hidden, ids, network.make_context(layout, ask=ask), 3)
+            ahead = network.mtp_forward(hidden, ids, network.make_context(layout, aux=ask), 3)
             drafts = [network.head(state).argmax(-1) for state, _ in ahead]
             for t in range(len(ids) - 1):
                 depth = 0
@@ -121,7 +121,7 @@ def says(network, ids, count, *, dense):
     ids = list(ids)
     for _ in range(count):
         layout = AttentionMetadata.packed([len(ids)])
-        hidden = network(torch.tensor(ids), layout, ask=AuxRequest(dense=dense)).hidden_TD
+        hidden = network(torch.tensor(ids), layout, aux=AuxRequest(dense=dense)).hidden_TD
         ids.append(int(network.head(hidden[-1]).argmax()))
     return ids[-count:]
 

@@ -143,7 +143,7 @@ def test_old_checkpoints_are_pruned_by_rule(straight, tmp_path):
     assert list(list_checkpoints(straight / "run" / "checkpoints")) == [6, 8]
     for step in range(1, 8):
         (tmp_path / f"step-{step:08d}").mkdir()
-    prune_checkpoints(tmp_path, last=2, forever=3)
+    prune_checkpoints(tmp_path, keep_last=2, keep_every=3)
     assert list(list_checkpoints(tmp_path)) == [3, 6, 7]
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_newest_checkpoint_offers_the_newest_whole_one(straight, tmp_p
         train(run, say=quiet, watch=quiet)
     said = str(caught.value)
     assert said.startswith(str(newest / file))
-    assert f"; {whole} is whole: to go on from it, remove what is newer with `" in said
+    assert f"; {whole} is intact: to resume from it, remove what is newer with `" in said
     subprocess.run(said.split("`")[1], shell=True, check=True)
     train(run, say=quiet, watch=quiet)
     assert_same_weights(weights(run.folder), weights(straight / "run"))
@@ -189,7 +189,7 @@ def test_a_damaged_checkpoint_without_a_whole_one_says_so(straight, tmp_path):
     copy = shutil.copytree(straight / "run" / "checkpoints", tmp_path / "checkpoints")
     for path in copy.glob("*/model/model.safetensors"):
         flip(path, path.stat().st_size - 1)
-    with pytest.raises(CheckpointError, match="no older checkpoint is whole"):
+    with pytest.raises(CheckpointError, match="no older checkpoint is intact"):
         load_latest(copy)
 
 
@@ -222,13 +222,13 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(straight, tmp_path, file):
 @pytest.mark.parametrize("most", [100, 300_000, 400_000])  # bytes: model, optimizer, state
 def test_a_full_disk_is_said_and_leaves_what_was_there(straight, tmp_path, most):
     state = load_training_state(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
-    save_training_state(tmp_path, 1, state.network, state.optimizer, facts={})
+    save_training_state(tmp_path, 1, state.network, state.optimizer, extra={})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
     try:
         with pytest.raises(CheckpointError, match=r"step-00000002.*: cannot be written: .*large"):
             save_training_state(
-                tmp_path, 2, state.network, state.optimizer, facts={"x": "y" * 10**6}
+                tmp_path, 2, state.network, state.optimizer, extra={"x": "y" * 10**6}
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -244,5 +244,5 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(straight, tmp_path, 
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", seen)
-    target = save_training_state(tmp_path, 1, state.network, state.optimizer, facts={})
+    target = save_training_state(tmp_path, 1, state.network, state.optimizer, extra={})
     assert {path.name for path in target.rglob("*") if path.is_file()} <= flushed

@@ -1,4 +1,4 @@
-"""Causal attention over expanded heads, every visible key or a window of them.
+"""Causal attention over expanded heads: full, sliding-window, or over selected top-k keys.
 
     out[t, h] = sum_s softmax_s(scale * query[t, h] . key[s, g]) * value[s, g],  g = head h's group
 
@@ -6,17 +6,18 @@ query_THD, key_SGD, value_SGV with G dividing H, spans saying which keys each qu
 -> out_THV, the queries in the order of the spans. With `window` = w a query at position p sees
 only positions p - w + 1 .. p.
 
-    kept_attention(..., spans, index_TK)   the same over chosen keys: a row of index_TK names
-    them as the spans count keys (see topk), a row of -1 means every key before the query
+    topk_masked_attention(..., spans, index_TK)   the same over selected keys: a row of index_TK
+    names them as the spans number keys (see topk), a row of -1 means every key before the query
 
-Spans of kept_attention have no past. It masks a dense product instead of gathering rows, whose
-backward is faster while a document is only a few times longer than what is kept.
+Spans of topk_masked_attention have no cached keys. It masks a dense product instead of gathering,
+whose backward is faster while a document is only a few times longer than top-k.
 
-`reference` is the definition, by way of PyTorch's own fused attention: equal-sized documents are
-batched; where queries continue a past, the mask exists for one chunk of queries at a time.
-On a GPU whole documents in half precision go to `packed`: one launch for all of them, the kept keys
-as a mask of bits (T * longest / 8 bytes), no atomics, so that two runs agree bit for bit. Without a
-mask only documents of many lengths do: for few lengths PyTorch's own is faster.
+`reference` is the definition, on top of PyTorch's fused attention: documents of equal size are
+batched; where queries follow cached keys, the mask exists for one chunk of queries at a time.
+On a GPU whole documents in half precision use the `packed` kernel: one launch for all of them, the
+selected keys as a bit mask (T * longest / 8 bytes), no atomics, so that two runs are bitwise
+identical. Without a mask it is used only for documents of many lengths: for few lengths PyTorch's
+attention is faster.
 """
 
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ def topk_masked_attention(
     scale: float,
 ) -> Tensor:
     heads = (query_THD, key_SGD, value_SGV)
-    if packed.suits("kept_attention", *heads, spans):
+    if packed.suits("topk_masked_attention", *heads, spans):
         return packed.attention(*heads, spans, index_TK, scale=scale)
     return reference.topk_masked_attention(*heads, spans, index_TK, scale=scale)
 

@@ -1,6 +1,6 @@
-"""How attention over whole documents runs on a GPU: one launch for all of them.
+"""Kernel dispatch for packed documents on a GPU: one launch for all of them.
 
-T queries and as many keys, H heads, D query/key dim, V value dim, K kept keys, W words of bits.
+T queries and as many keys, H heads, D query/key dim, V value dim, K selected keys, W words of bits.
 """
 
 import math
@@ -104,7 +104,7 @@ def attention(
     *,
     scale: float,
 ) -> Tensor:
-    """dense_attention, or kept_attention where there is an `index_TK`."""
+    """dense_attention, or topk_masked_attention if there is an `index_TK`."""
     groups = query_THD.shape[1] // key_SGD.shape[1]
     if groups > 1:
         key_SGD = key_SGD.repeat_interleave(groups, dim=1)
@@ -150,7 +150,7 @@ class KeyBlockMask:
 
     @classmethod
     def of(cls, index_TK: Tensor, spans: tuple[Span, ...]) -> "KeyBlockMask":
-        from . import triton as twin
+        from . import triton as kernels
 
         index_TK = index_TK if index_TK.stride(-1) == 1 else index_TK.contiguous()
         T, K = index_TK.shape
@@ -159,33 +159,33 @@ class KeyBlockMask:
         words_TW = index_TK.new_zeros(T, -(-longest // TILE) * (TILE // 32), dtype=torch.int32)
         tiles = table_of(spans, TILE, index_TK.device)
         W, listed = words_TW.shape[1], -(-longest // TILE)
-        twin.keep[(len(tiles), TILE)](
+        kernels.keep[(len(tiles), TILE)](
             index_TK, words_TW, tiles, index_TK.stride(0), W, K,
             BK=_power(K), BW=min(_power(W), 1024), num_warps=4,
         )  # fmt: skip
         flags = words_TW.new_zeros(len(tiles), listed)
         grid = (len(tiles), listed)
-        twin.turn[grid](words_TW, words_TW, flags, tiles, W, listed, TURN=False)
+        kernels.turn[grid](words_TW, words_TW, flags, tiles, W, listed, TURN=False)
         return cls(words_TW, flags, *_named(flags, tiles, by_keys=False))
 
     def turned(self, spans: tuple[Span, ...]) -> "KeyBlockMask":
         """The same from the keys' side: which queries keep each key."""
-        from . import triton as twin
+        from . import triton as kernels
 
         tiles = table_of(spans, TILE, self.words_TW.device)
         words_SW = torch.zeros_like(self.words_TW)
         W, listed = words_SW.shape[1], self.flags.shape[1]
         grid = (len(tiles), listed)
-        twin.turn[grid](self.words_TW, words_SW, self.flags, tiles, W, listed, TURN=True)
+        kernels.turn[grid](self.words_TW, words_SW, self.flags, tiles, W, listed, TURN=True)
         return KeyBlockMask(words_SW, self.flags, *_named(self.flags, tiles, by_keys=True))
 
 
 def _named(flags: Tensor, tiles: Tensor, *, by_keys: bool) -> tuple[Tensor, Tensor]:
-    from . import triton as twin
+    from . import triton as kernels
 
     lists, counts = torch.empty_like(flags), flags.new_empty(len(flags))
     listed = flags.shape[1]
-    twin.name[(len(tiles),)](
+    kernels.name[(len(tiles),)](
         flags, lists, counts, tiles, listed, BY_KEYS=by_keys, BL=_power(listed)
     )
     return lists, counts
@@ -213,7 +213,7 @@ class _Attention(torch.autograd.Function):
         kept: KeyBlockMask | None,
         frame: _Frame,
     ) -> Tensor:
-        from . import triton as twin
+        from . import triton as kernels
 
         (T, H, D), V, (spans, scale) = q.shape, v.shape[-1], frame
         out_THV = q.new_empty(T, H, V)
@@ -221,7 +221,7 @@ class _Attention(torch.autograd.Function):
         lse_HS = torch.full((H, slots), math.inf, dtype=torch.float32, device=q.device)
         blocks = plan_for(max(D, V), masked=kept is not None).forward
         table = table_of(spans, blocks.queries, q.device, "queries")
-        twin.forward[(len(table), H)](
+        kernels.forward[(len(table), H)](
             q, k, v, out_THV, lse_HS, *_mask(kept, table),
             scale * math.log2(math.e), *_strides(q, k, v, out_THV),
             slots, *_sizes(kept), **_shape(q, v, kept, blocks),
@@ -248,11 +248,11 @@ class _Attention(torch.autograd.Function):
 
 
 def _delta(out_THV: Tensor, grad_THV: Tensor, spans: tuple[Span, ...], lse_HS: Tensor) -> Tensor:
-    from . import triton as twin
+    from . import triton as kernels
 
     (_, H, V), delta_HS = out_THV.shape, torch.zeros_like(lse_HS)
     table = table_of(spans, TILE, out_THV.device)
-    twin.delta[(len(table), H)](
+    kernels.delta[(len(table), H)](
         out_THV, grad_THV, delta_HS, table, *_strides(out_THV, grad_THV), lse_HS.shape[1],
         V=V, BV=_width(V), BM=TILE, num_warps=8,
     )  # fmt: skip
@@ -276,13 +276,13 @@ class _Backward(NamedTuple):
         return plan_for(width, masked=kept is not None)
 
     def queries(self, kept: KeyBlockMask | None) -> Tensor:
-        from . import triton as twin
+        from . import triton as kernels
 
         q, k, v, grad_THV, lse_HS, delta_HS, spans, scale = self
         dq_THD = torch.empty_like(q, memory_format=torch.contiguous_format)
         blocks = self.plan(kept).queries
         table = table_of(spans, blocks.queries, q.device, "queries")
-        twin.backward_queries[(len(table), q.shape[1])](
+        kernels.backward_queries[(len(table), q.shape[1])](
             q, k, v, grad_THV, lse_HS, delta_HS, dq_THD, *_mask(kept, table),
             scale, scale * math.log2(math.e), *_strides(q, k, v, grad_THV, dq_THD),
             lse_HS.shape[1], *_sizes(kept), **_shape(q, v, kept, blocks),
@@ -291,14 +291,14 @@ class _Backward(NamedTuple):
 
     def keys(self, kept: KeyBlockMask | None) -> tuple[Tensor, Tensor]:
         """`kept` from the keys' side."""
-        from . import triton as twin
+        from . import triton as kernels
 
         q, k, v, grad_THV, lse_HS, delta_HS, spans, scale = self
         dk_SHD = torch.empty_like(k, memory_format=torch.contiguous_format)
         dv_SHV = torch.empty_like(v, memory_format=torch.contiguous_format)
         blocks = self.plan(kept).keys
         table = table_of(spans, blocks.keys, q.device, "keys")
-        twin.backward_keys[(len(table), q.shape[1])](
+        kernels.backward_keys[(len(table), q.shape[1])](
             q, k, v, grad_THV, lse_HS, delta_HS, dk_SHD, dv_SHV, *_mask(kept, table),
             scale, scale * math.log2(math.e), *_strides(q, k, v, grad_THV, dk_SHD, dv_SHV),
             lse_HS.shape[1], *_sizes(kept), **_shape(q, v, kept, blocks),

@@ -1,4 +1,4 @@
-"""Causal attention by way of scaled_dot_product_attention.
+"""Reference of causal attention, on top of scaled_dot_product_attention.
 
 T queries, S keys, H heads, G key heads, D query/key dim, V value dim; N queries and M keys of one
 span or of all whole ones; B spans batched together, padded to L places each, P places in all.
@@ -169,7 +169,7 @@ class _Unpad(torch.autograd.Function):
 
 
 def _whole(heads: _Heads, spans: Sequence[Span], index_TK: Tensor | None, scale: float) -> Tensor:
-    """Documents with no past, padded at the end, where causality keeps padding out of sight."""
+    """Whole documents, padded at the end, where the causal mask hides the padding."""
     places = _Places.of(spans, heads.query_THD.device)
     if len(spans) == 1:
         padded = _slices(heads, spans[0])
@@ -226,7 +226,7 @@ def _kept_mask(local_BQK: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _continued(heads: _Heads, span: Span, scale: float, window: int | None) -> Tensor:
-    """Queries that continue a past, or look back through a window: an explicit mask, by chunks."""
+    """Queries after cached keys or with a window: an explicit mask, in chunks."""
     query_NHD, key_MHD, value_MHD = _slices(heads, span)
     device = query_NHD.device
     pieces = []

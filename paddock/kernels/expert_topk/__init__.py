@@ -1,10 +1,10 @@
-"""Which experts a token goes to: the best of a few scores, the same ones every time.
+"""Deterministic top-k experts of each token.
 
-    best_of_few(score_TE, k) -> index_TK  int64
+    expert_topk(score_TE, k) -> index_TK  int64
 
 The k best of each row by float32 score, ascending; of equal scores the lowest index wins; NaN loses
-to everything, and -0.0 ties with 0.0. `topk` keeps the same rule over many keys and is the
-reference; on a GPU rows of at most WIDEST scores go to `fused`, which never waits for the host.
+to everything, and -0.0 ties with 0.0. `topk` has the same rule for many keys and is the reference;
+on a GPU rows of at most WIDEST scores use the `fused` kernel, which never syncs with the host.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""How experts are chosen on a GPU. T tokens, E experts, K of them chosen."""
+"""Dispatch of the top-k experts kernel. T tokens, E experts, K of them selected."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ BLOCK = 4096  # scores a program holds at once
 def suits(score_TE: Tensor, k: int) -> bool:
     T, E = score_TE.shape
     return (
-        is_enabled("expert_choice")
+        is_enabled("expert_topk")
         and score_TE.is_cuda
         and score_TE.get_device() == torch.cuda.current_device()
         and has_triton()
@@ -23,12 +23,12 @@ def suits(score_TE: Tensor, k: int) -> bool:
 
 @torch.no_grad()
 def expert_topk(score_TE: Tensor, k: int) -> Tensor:
-    from paddock.kernels.expert_topk import triton as twin
+    from paddock.kernels.expert_topk import triton as kernels
 
     T, E = score_TE.shape
     score_TE = score_TE.float().contiguous()
     index_TK = torch.empty(T, k, dtype=torch.int64, device=score_TE.device)
     width = 1 << (E - 1).bit_length()
     rows = max(1, BLOCK // width)
-    twin.choose[(-(-T // rows),)](score_TE, index_TK, T, E=E, K=k, BE=width, ROWS=rows)
+    kernels.choose[(-(-T // rows),)](score_TE, index_TK, T, E=E, K=k, BE=width, ROWS=rows)
     return index_TK

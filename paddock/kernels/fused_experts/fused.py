@@ -1,5 +1,5 @@
-"""How few tokens meet their experts on a GPU. T tokens, K experts of each, R = T * K rows,
-E experts, D hidden, F inner."""
+"""Dispatch of the fused experts kernel. T tokens, K experts of each, R = T * K rows, E experts,
+D hidden, F inner."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from paddock.kernels.workspace import scratch_bytes
 # One program sorts the rows by comparing each with all others. Beyond this its share of the time
 # grows with the square of the rows, while sorting for the grouped products hardly does.
 MOST_ROWS = 256
-# Gathered weights against products of whole blocks, on a CPU core: 35 / 224 us for 1 token of nano,
+# Gathered weights / grouped GEMM on a CPU core: 35 / 224 us for 1 token of nano,
 # 330 / 623 for 16 (four rows an expert); 9 / 11 ms for 1 token of small, whose four experts no
 # longer fit the scratch, and 83 / 38 ms for 4.
 CPU_ROWS_AN_EXPERT = 4
 
 
 def is_supported(x_TD: Tensor, expert_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> bool:
-    """Whether these tokens are few, and nobody wants gradients of them."""
+    """Whether the tokens are few enough and no gradients are needed."""
     if torch.is_grad_enabled() or not 0 < expert_TK.numel() <= MOST_ROWS:
         return False
     if x_TD.device.type == "cpu":
@@ -25,23 +25,23 @@ def is_supported(x_TD: Tensor, expert_TK: Tensor, gate_up_EGD: Tensor, down_EDF:
         row_bytes = sum(stack[0].numel() * stack.element_size() for stack in stacks)
         few = rows <= CPU_ROWS_AN_EXPERT * len(gate_up_EGD)
         return few and rows * row_bytes <= scratch_bytes(x_TD.device)
-    return can_use_kernel("few_experts", x_TD, gate_up_EGD, down_EDF)
+    return can_use_kernel("fused_experts", x_TD, gate_up_EGD, down_EDF)
 
 
 def fused_experts(
     x_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor
 ) -> Tensor:
-    from paddock.kernels.fused_experts import triton as twin
+    from paddock.kernels.fused_experts import triton as kernels
     from paddock.kernels.moe_permute import triton as permute
 
     (T, K), (E, D, F) = expert_TK.shape, down_EDF.shape
     x_TD, expert_TK = x_TD.contiguous(), expert_TK.contiguous()
     assert gate_up_EGD.is_contiguous() and down_EDF.is_contiguous()
-    work = twin.plan(expert_TK.view(-1), E)
+    work = kernels.plan(expert_TK.view(-1), E)
     inner_RF = x_TD.new_empty(T * K, F)
-    twin.gate_and_up(x_TD, gate_up_EGD, work, inner_RF, K)
+    kernels.gate_and_up(x_TD, gate_up_EGD, work, inner_RF, K)
     answer_RD = x_TD.new_empty(T * K, D)
-    twin.down(inner_RF, down_EDF, work, answer_RD)
+    kernels.down(inner_RF, down_EDF, work, answer_RD)
     # Rows stand in the order of tokens: no sorting back.
     slot_TK = torch.arange(T * K, device=x_TD.device).view(T, K)
     y_TD = torch.empty_like(x_TD)

@@ -1,4 +1,4 @@
-"""What routed experts mean.
+"""Reference of routed experts.
 
 T tokens, K experts of each, R = T * K rows, E experts, D hidden, F inner, G = 2 F.
 """

@@ -1,4 +1,4 @@
-"""What gated_delta means, twice.
+"""Recurrent and chunked forms of the gated delta rule.
 
 T tokens, H heads, K key dim, V value dim; T is cut in N chunks of C tokens.
 """

@@ -1,22 +1,21 @@
-"""Grouped-query attention of few queries to the many keys behind them.
+"""Grouped-query attention for serving: paged decode and chunked prefill.
 
     out[t, h] = sum_s softmax_s(scale * query[t, h] . key[s, g]) * value[s, g],  g = head h's group
 
-`grouped_decode_table` is a step of decoding: query_BQHD of B sequences, key_SGD and value_SGV the
-whole storage, pages saying which of its rows each sequence has, visible_BQ how many of them each
-query sees (at least one) -> out_BQHV in the query's dtype. With `window` = w a query that sees n
-keys sees only the last w of them. What a sequence's pages hold beyond its own rows must be finite
-and is not seen.
+`gqa_paged_decode` is a decode step: query_BQHD of B sequences, key_SGD and value_SGV the whole KV
+cache, `pages` the block table, visible_BQ how many keys of its sequence each query sees (at least
+one) -> out_BQHV in the query's dtype. With `window` = w a query sees only the last w of them. Pages
+must hold finite values even beyond a sequence's keys; these are not attended to.
 
-`grouped_continued` is dense_attention (see there for spans and window) for a step that reads
-prompts: query_THD, key_SGD, value_SGV and spans, some with a past -> out_THV, the queries in the
-order of the spans.
+`gqa_chunked_prefill` is dense_attention (see there for spans and window) for a step with prefill
+chunks: query_THD, key_SGD, value_SGV and spans, some with cached keys -> out_THV, the queries in
+the order of the spans.
 
-On a GPU halves that nobody wants gradients of go to `triton`: a program holds a few queries and all
-heads that share a key head, so every key is read once for them, and long sequences are cut into
-parts. The table form asks nothing of the host, so that a graph may hold it. Spans take one launch,
-by a table of `tiles`; long whole documents among them stay with dense_attention, whose products are
-faster, and so does a step without any past.
+On a GPU halves without gradients use the Triton kernels: a program holds a few queries and all
+heads that share a key head, so every key is read once for them, and long sequences are split. The
+paged form never syncs with the host, so that a CUDA graph can capture it. Spans take one launch, by
+a table of `tiles`; long whole documents among them use dense_attention, which is faster for them,
+and so does a step without cached keys.
 """
 
 from collections.abc import Sequence
@@ -40,8 +39,8 @@ def gqa_paged_decode(  # noqa: PLR0913  keys and values apart
     window: int | None = None,
 ) -> Tensor:
     heads = (query_BQHD, key_SGD, value_SGV)
-    twin = fused if fused.suits(*heads) else reference
-    return twin.gqa_paged_decode(*heads, pages, visible_BQ, scale=scale, window=window)
+    implementation = fused if fused.suits(*heads) else reference
+    return implementation.gqa_paged_decode(*heads, pages, visible_BQ, scale=scale, window=window)
 
 
 def gqa_chunked_prefill(

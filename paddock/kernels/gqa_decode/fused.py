@@ -1,4 +1,4 @@
-"""When grouped attention goes to a GPU's twin.
+"""Dispatch of the grouped-query attention kernels.
 
 T queries, H heads, G key heads, D query/key dim, V value dim; of a batch B sequences, Q queries
 each, N = B * Q.
@@ -21,10 +21,10 @@ MOST_SHARING = 16  # heads of a key head: the smallest tile holds one query of t
 
 
 def suits(query: Tensor, key_SGD: Tensor, value_SGV: Tensor) -> bool:
-    """Halves on a GPU that nobody wants gradients of; heads of at most 256 numbers."""
+    """Whether the kernels apply: halves on a GPU, no gradients, head dim at most 256."""
     heads = (query, key_SGD, value_SGV)
     return (
-        can_use_kernel("grouped_decode", *heads)
+        can_use_kernel("gqa_decode", *heads)
         and query.dtype == key_SGD.dtype == value_SGV.dtype
         and max(query.shape[-1], value_SGV.shape[-1]) <= WIDEST
         and query.shape[-2] <= MOST_SHARING * key_SGD.shape[1]
@@ -35,7 +35,7 @@ def suits(query: Tensor, key_SGD: Tensor, value_SGV: Tensor) -> bool:
 
 
 def continues(spans: Sequence[Span], window: int | None) -> bool:
-    """Whether any query sees something other than a document from its beginning."""
+    """Whether any span has cached keys or a window that cuts it."""
     return any(s.keys > s.queries or (window is not None and s.keys > window) for s in spans)
 
 

@@ -1,6 +1,6 @@
-"""What a step of decoding with grouped heads means, by way of scaled_dot_product_attention.
+"""Reference of paged GQA decode, on top of scaled_dot_product_attention.
 
-B sequences, Q queries each, H heads, G key heads, D query/key dim, V value dim, S rows of storage,
+B sequences, Q queries each, H heads, G key heads, D query/key dim, V value dim, S KV slots,
 M keys at most.
 """
 

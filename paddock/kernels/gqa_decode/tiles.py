@@ -1,4 +1,4 @@
-"""How the queries of a step's spans are cut into tiles, and the keys of a tile into parts.
+"""Tiling of chunked prefill: query tiles, and splits of their keys.
 
 A tile is a few neighbouring queries of one span with all heads that share a key head. Lengths are
 known here, unlike in a batch that decodes, so that the cut can even them out.
@@ -101,7 +101,7 @@ def cut(span: Span, out: int, queries: int) -> Iterator[QueryTile]:
 
 
 def _upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """On its way to the device; nobody waits for it to arrive."""
+    """Copy to the device asynchronously."""
     here = torch.from_numpy(values)
     if device.type != "cuda":
         return here.to(device)

@@ -1,14 +1,14 @@
-"""One matrix product per expert over rows sorted by expert.
+"""Grouped GEMM: one matrix product per expert over rows sorted by expert.
 
     out[r] = weight[expert of row r] @ x[r]
 
 x_RD sorted by expert, weight_EFD, counts_E how many rows each expert has (a tensor, or Python ints,
 summing to R) -> out_RF in x's dtype.
 
-In the reference a row's result does not depend, bit for bit, on how many other rows its expert
+In the reference a row's result is bitwise independent of how many other rows its expert
 received: it multiplies fixed blocks of rows, because BLAS picks another summation order for another
 row count. So a token's logits cannot change with tokens that come after it. On a GPU bfloat16 goes
-to PyTorch's grouped product, which agrees to bfloat16's rounding.
+to PyTorch's grouped GEMM, which agrees to bfloat16's rounding.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a grouped product means. R rows, D inputs, F outputs, E experts; N rows of one expert."""
+"""Reference of the grouped GEMM. R rows, D inputs, F outputs, E experts; N rows of one expert."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What hadamard means.
+"""Reference of the Hadamard transform.
 
 X any leading dims, N = P * S: P the Paley factor (1, 12 or 20), S the power of two.
 """

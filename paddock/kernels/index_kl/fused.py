@@ -1,7 +1,7 @@
-"""How the indexer's loss runs on a GPU: block by block of queries in bounded scratch memory.
+"""GPU kernels of the indexer's loss: blocks of queries in bounded scratch memory.
 
-Loss and the gradients of queries and weights agree bit for bit between two runs. So do those of
-the keys over documents that share none; over kept keys they are sums in whatever order queries
+Loss and the gradients of queries and weights are bitwise identical between two runs. So do those of
+the keys over documents that share none; over selected keys they are sums in whatever order queries
 arrive, and agree where torch.use_deterministic_algorithms asks for it: then they are whole numbers.
 A query that keeps no key adds nothing.
 
@@ -34,7 +34,7 @@ Answer = tuple[Tensor, IndexerInputs | None]
 
 
 def suits(index: IndexerInputs, attention: IndexerTarget) -> bool:
-    """Whether the twin takes these: halves of one type on a GPU of Hopper's size."""
+    """Whether the kernels apply: halves of one type on a Hopper-class GPU."""
     halves = (index.query_THD, index.key_SD, *attention[:2])
     return (
         can_use_kernel("index_kl", *halves)
@@ -59,7 +59,7 @@ def index_kl(index: IndexerInputs, attention: IndexerTarget, spans: Sequence[Spa
 
 
 def index_kl_topk(index: IndexerInputs, attention: IndexerTarget, index_TK: Tensor) -> Tensor:
-    """Over the kept keys alone; see the package's contract."""
+    """Over the selected keys only; see the package's contract."""
     index_TK = index_TK.int().contiguous()
     return _Loss.apply(partial(_kept, _detached(attention), index_TK), *index)  # type: ignore[no-any-return]
 
@@ -98,25 +98,25 @@ def _dense(
 ) -> Answer:
     from paddock.kernels.index_scores.triton import scores
 
-    from . import triton as twin
+    from . import triton as kernels
 
     device = index.key_SD.device
     loss = torch.zeros((), device=device)
-    grads = _nothing(index, (twin.SHARES, *index.key_SD.shape)) if wanted else None
+    grads = _nothing(index, (kernels.SHARES, *index.key_SD.shape)) if wanted else None
     for block, key_tile_N8 in plan(spans, device, scratch_bytes(device)):
         score, target, grad = _rectangles(*block.shape, index.query_THD)
         scores(index.query_THD, IndexKeys(index.key_SD), index.weight_TH, block, score)
-        twin.dense_target(attention, block, target)
-        loss += twin.losses(score, target, grad if wanted else None, block.visible_R).sum()
+        kernels.dense_target(attention, block, target)
+        loss += kernels.losses(score, target, grad if wanted else None, block.visible_R).sum()
         if grads is not None:
-            twin.dense_gradients(index, grad, block, key_tile_N8, grads)
+            kernels.dense_gradients(index, grad, block, key_tile_N8, grads)
     return loss, None if grads is None else grads._replace(key_SD=grads.key_SD.sum(0))
 
 
 def _kept(attention: IndexerTarget, index_TK: Tensor, index: IndexerInputs, wanted: bool) -> Answer:
     from paddock.kernels.index_scores.triton import scores
 
-    from . import triton as twin
+    from . import triton as kernels
 
     (T, K), device = index_TK.shape, index_TK.device
     fixed = torch.are_deterministic_algorithms_enabled()
@@ -129,11 +129,11 @@ def _kept(attention: IndexerTarget, index_TK: Tensor, index: IndexerInputs, want
         score, target, grad = _rectangles(len(kept_QK), _whole(K), index.query_THD)
         slots = kept_QK.clamp(min=0).view(-1)
         scores(mine.query_THD, IndexKeys(mine.key_SD, slots), mine.weight_TH, _each(kept_QK), score)
-        twin.kept_target(teacher, kept_QK, target)
-        loss += twin.losses(score, target, grad if wanted else None, kept_QK).sum()
+        kernels.kept_target(teacher, kept_QK, target)
+        loss += kernels.losses(score, target, grad if wanted else None, kept_QK).sum()
         if grads is not None:
             part = grads._replace(query_THD=grads.query_THD[q], weight_TH=grads.weight_TH[q])
-            twin.kept_gradients(mine, grad, kept_QK, unit, part)
+            kernels.kept_gradients(mine, grad, kept_QK, unit, part)
     if grads is None:
         return loss, None
     return loss, grads._replace(key_SD=from_sums(grads.key_SD, unit, torch.float32))

@@ -1,4 +1,4 @@
-"""What the indexer's loss means.
+"""Reference of the indexer's KL loss.
 
 T queries, S keys, H heads of either side, D index dim, C row width, K kept, Q a chunk of T.
 """
@@ -18,7 +18,7 @@ from paddock.kernels.workspace import chunks, scratch_bytes
 
 
 class IndexerInputs(NamedTuple):
-    """The student: what the indexer computes its scores from."""
+    """The student: queries, keys and weights of the indexer."""
 
     query_THD: Tensor
     key_SD: Tensor
@@ -26,7 +26,7 @@ class IndexerInputs(NamedTuple):
 
 
 class IndexerTarget(NamedTuple):
-    """The teacher: absorbed queries and latent rows of the attention itself."""
+    """The teacher: absorbed queries and latent KV entries of the attention."""
 
     query_THC: Tensor
     row_SC: Tensor
@@ -39,7 +39,7 @@ def index_kl(index: IndexerInputs, attention: IndexerTarget, spans: Sequence[Spa
 
 
 def index_kl_topk(index: IndexerInputs, attention: IndexerTarget, index_TK: Tensor) -> Tensor:
-    """Over the kept keys alone; see the package's contract."""
+    """Over the selected keys only; see the package's contract."""
     return _Sum.apply(_kept_pieces(attention, index_TK), *index)  # type: ignore[no-any-return]
 
 
@@ -120,7 +120,7 @@ def _kept_pieces(attention: IndexerTarget, index_TK: Tensor) -> Iterator[_Piece]
 
 
 def _target(attention: IndexerTarget, q: slice, row_QSC: Tensor, hidden_QS: Tensor) -> Tensor:
-    """Where the heads look on average; row_QSC may have one leading entry for all queries."""
+    """Attention averaged over heads; row_QSC may have one leading entry for all queries."""
     row_QSC = row_QSC.detach().to(opmath_dtype(row_QSC.dtype))
     query_QHC = attention.query_THC[q].detach().to(row_QSC.dtype)
     score_QHS = (query_QHC * attention.scale) @ row_QSC.mT

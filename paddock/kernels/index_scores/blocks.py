@@ -1,4 +1,4 @@
-"""Which queries are scored together.
+"""Blocks of queries that are scored together in bounded scratch memory.
 
 The scores of a block of queries stand in a rectangle of scratch memory: a row per query, a column
 per key of the query's own document, counted from that document's first key. So short documents side

@@ -1,4 +1,4 @@
-"""Rows in 8 bits. R rows (of any shape), D index head dim."""
+"""Rounding rows to float8 e4m3 with a scale per row. R rows (of any shape), D index head dim."""
 
 import torch
 from torch import Tensor

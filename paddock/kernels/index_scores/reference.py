@@ -1,4 +1,4 @@
-"""What index scores mean. T queries, S keys, H index heads, D index head dim, Q a chunk of T."""
+"""Reference of index scores. T queries, S keys, H index heads, D index head dim, Q a chunk of T."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class IndexKeys:
     scale_S: Tensor | None = None
 
     def rows(self, keys: slice) -> Tensor:
-        """Some of the keys, one after the other."""
+        """A slice of the keys, contiguous."""
         if self.slot_S is None:
             row_SD, scale_S = (
                 self.row_SD[keys],

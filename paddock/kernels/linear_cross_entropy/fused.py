@@ -1,4 +1,4 @@
-"""How lm_loss runs on a GPU: products by PyTorch, what lies between them in one pass.
+"""GPU kernels of linear cross-entropy: products by PyTorch, the rest in one pass.
 
 T tokens, K tokens that count, R rows of one chunk, D hidden dim, V vocabulary.
 """
@@ -20,7 +20,10 @@ BLOCK = 4096  # columns of a chunk read at once
 
 
 def suits(hidden_TD: Tensor, head_VD: Tensor) -> bool:
-    return can_use_kernel("lm_loss", hidden_TD, head_VD) and hidden_TD.dtype == head_VD.dtype
+    return (
+        can_use_kernel("linear_cross_entropy", hidden_TD, head_VD)
+        and hidden_TD.dtype == head_VD.dtype
+    )
 
 
 def nll(
@@ -45,7 +48,7 @@ class _NegLogLikelihood(torch.autograd.Function):
         temperature: float,
         chunk_bytes: int,
     ) -> Tensor:
-        from paddock.kernels.linear_cross_entropy import triton as twin
+        from paddock.kernels.linear_cross_entropy import triton as kernels
 
         nll_T = hidden_TD.new_zeros(len(target_T), dtype=torch.float32)
         lse_T = torch.zeros_like(nll_T)
@@ -55,7 +58,7 @@ class _NegLogLikelihood(torch.autograd.Function):
             logit_RV = mm_fp32(_of(hidden_TD, rows_R), head_VD.T)
             lse_R = nll_T.new_empty(len(logit_RV))
             nll_R = torch.empty_like(lse_R)
-            twin.loss[(len(logit_RV),)](
+            kernels.loss[(len(logit_RV),)](
                 logit_RV, _of(target_T, rows_R), lse_R, nll_R, 1.0 / temperature, V,
                 BLOCK=BLOCK, num_warps=8,
             )  # fmt: skip
@@ -67,7 +70,7 @@ class _NegLogLikelihood(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
-        from paddock.kernels.linear_cross_entropy import triton as twin
+        from paddock.kernels.linear_cross_entropy import triton as kernels
 
         hidden_TD, head_VD, target_T, lse_T, index_K = ctx.saved_tensors
         V = len(head_VD)
@@ -80,7 +83,7 @@ class _NegLogLikelihood(torch.autograd.Function):
             hidden_RD = _of(hidden_TD, rows_R)
             logit_RV = mm_fp32(hidden_RD, head_VD.T)
             grad_RV = torch.empty_like(logit_RV, dtype=hidden_TD.dtype)
-            twin.gradient[(len(logit_RV), -(-V // BLOCK))](
+            kernels.gradient[(len(logit_RV), -(-V // BLOCK))](
                 logit_RV, _of(target_T, rows_R), _of(lse_T, rows_R), _of(grad_T, rows_R),
                 grad_RV, 1.0 / ctx.temperature, V, BLOCK=BLOCK, num_warps=8,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What lm_loss means.
+"""Reference of linear cross-entropy.
 
 T tokens, K tokens that count, R rows of one chunk, D hidden dim, V vocabulary.
 """

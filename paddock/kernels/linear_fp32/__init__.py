@@ -1,6 +1,6 @@
-"""A linear map to few outputs that decide much, in float32 or better.
+"""Linear layer in float32 or wider, for routers and index head weights.
 
-    wide_linear(x_TD, weight_ED) -> x @ weight.T
+    linear_fp32(x_TD, weight_ED) -> x @ weight.T
 
 `reference` widens both and is the definition. On a GPU halves are multiplied as they are and added
 in float32, which is the same product; a float32 weight is multiplied as the sum of two halves, and

@@ -1,4 +1,4 @@
-"""How a wide linear map runs on a GPU. T tokens, D inputs, E outputs."""
+"""GPU implementation of the float32 linear layer. T tokens, D inputs, E outputs."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from paddock.kernels.precision import mm_fp32
 
 def suits(x_TD: Tensor, weight_ED: Tensor) -> bool:
     return (
-        is_enabled("wide_linear")
+        is_enabled("linear_fp32")
         and x_TD.is_cuda
         and x_TD.ndim == 2
         and x_TD.dtype in (torch.bfloat16, torch.float16)
@@ -21,10 +21,10 @@ def suits(x_TD: Tensor, weight_ED: Tensor) -> bool:
 
 
 def linear_fp32(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
-    return _WideLinear.apply(x_TD, weight_ED)  # type: ignore[no-any-return]
+    return _LinearFP32.apply(x_TD, weight_ED)  # type: ignore[no-any-return]
 
 
-class _WideLinear(torch.autograd.Function):
+class _LinearFP32(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
         ctx.save_for_backward(x_TD, weight_ED)

@@ -1,4 +1,4 @@
-"""What a wide linear map means. T tokens, D inputs, E outputs."""
+"""Reference of the float32 linear layer. T tokens, D inputs, E outputs."""
 
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,23 +1,23 @@
-"""Attention in latent space: few queries against the rows of their sequence, all or chosen ones.
+"""MLA decode in latent space: few absorbed queries against all or selected latent KV entries.
 
     out[t, h] = sum_s softmax_s(scale * query[t, h] . row[s]) * row[s, :value]
 
-query_THC absorbed queries, row_SC the latent rows (latent part, then rope part) shared by all
+query_THC absorbed queries, row_SC the latent KV entries (latent part, then rope part) shared by all
 heads, spans saying which rows each query sees -> out_THV in query's dtype. Reads each cached row
 once and expands none of them, which is why decoding uses it; with as many queries as keys the
 expanded form (dense_attention) costs less. Softmax and sums in float32 or better, one chunk of
 queries at a time.
 
-`latent_decode_table` is the same for many sequences at once: query_BQHC, row_SC the whole storage,
+`mla_paged_decode` is the same for many sequences at once: query_BQHC, row_SC the whole storage,
 pages saying which of its rows each sequence has, visible_BQ how many of them each query sees (at
 least one) -> out_BQHV. What a sequence's pages hold beyond its own rows must be finite and is not
 seen.
 
-`latent_decode_kept` looks at chosen rows alone: query_NHC, N = B * Q, and index_NK, keys counted
-within the sequence, -1 for none -> out_NHV. A query without keys gets zeros.
+`mla_sparse_decode` attends to selected top-k tokens: query_NHC, N = B * Q, and index_NK, keys
+counted within the sequence, -1 for none -> out_NHV. A query without keys gets zeros.
 
-On a GPU halves go to `triton` in the last two: keys in parts, as many programs as there are, and
-nothing asked of the host, so that a graph may hold them. It multiplies probabilities as halves. The
+On a GPU halves use the Triton kernels in the last two: keys are split over programs, and there is
+no host sync, so that a CUDA graph can capture them. They multiply probabilities as halves. The
 first goes to sparse_mla there, with every key listed, unless the lists would be too long.
 """
 
@@ -34,8 +34,8 @@ def mla_decode(
     query_THC: Tensor, row_SC: Tensor, spans: Sequence[Span], *, scale: float, value: int
 ) -> Tensor:
     listed = fused.suits(query_THC, row_SC, value) and fused.lists(spans)
-    twin = fused if listed else reference
-    return twin.mla_decode(query_THC, row_SC, spans, scale=scale, value=value)
+    implementation = fused if listed else reference
+    return implementation.mla_decode(query_THC, row_SC, spans, scale=scale, value=value)
 
 
 def mla_paged_decode(
@@ -47,8 +47,10 @@ def mla_paged_decode(
     scale: float,
     value: int,
 ) -> Tensor:
-    twin = fused if fused.suits(query_BQHC, row_SC, value) else reference
-    return twin.mla_paged_decode(query_BQHC, row_SC, pages, visible_BQ, scale=scale, value=value)
+    implementation = fused if fused.suits(query_BQHC, row_SC, value) else reference
+    return implementation.mla_paged_decode(
+        query_BQHC, row_SC, pages, visible_BQ, scale=scale, value=value
+    )
 
 
 def mla_sparse_decode(
@@ -60,8 +62,10 @@ def mla_sparse_decode(
     scale: float,
     value: int,
 ) -> Tensor:
-    twin = fused if fused.suits(query_NHC, row_SC, value) else reference
-    return twin.mla_sparse_decode(query_NHC, row_SC, pages, index_NK, scale=scale, value=value)
+    implementation = fused if fused.suits(query_NHC, row_SC, value) else reference
+    return implementation.mla_sparse_decode(
+        query_NHC, row_SC, pages, index_NK, scale=scale, value=value
+    )
 
 
 __all__ = ["mla_decode", "mla_paged_decode", "mla_sparse_decode"]

@@ -1,4 +1,4 @@
-"""When decoding goes to a GPU's twins.
+"""Dispatch of the MLA decode kernels.
 
 T queries, H heads, C row width; K keys of the most seeing query; of a batch B sequences, Q queries
 each, N = B * Q.
@@ -19,9 +19,9 @@ MOST_LISTED = 1 << 26  # keys of all queries together, four bytes each
 
 
 def suits(query: Tensor, row_SC: Tensor, value: int) -> bool:
-    """Halves on a GPU that nobody wants gradients of; a row of at most 512 values."""
+    """Whether the kernels apply: halves on a GPU, no gradients, at most 512 value columns."""
     return (
-        can_use_kernel("latent_decode", query, row_SC)
+        can_use_kernel("mla_decode", query, row_SC)
         and query.dtype == row_SC.dtype
         and 0 < value <= WIDEST
         and row_SC.shape[1] - value <= WIDEST
@@ -40,7 +40,7 @@ def lists(spans: Sequence[Span]) -> bool:
 def mla_decode(
     query_THC: Tensor, row_SC: Tensor, spans: Sequence[Span], *, scale: float, value: int
 ) -> Tensor:
-    """As attention to chosen keys, all of them chosen: that twin multiplies by tensor cores."""
+    """As sparse attention with every key selected: that kernel uses tensor cores."""
     device, longest = row_SC.device, max(span.keys for span in spans)
     query = torch.cat([torch.arange(s.query, s.query + s.queries) for s in spans])
     first = torch.cat([torch.full((s.queries,), s.key) for s in spans])

@@ -1,4 +1,4 @@
-"""What absorbed dense attention means.
+"""Reference of absorbed MLA attention.
 
 T queries, H heads, C row width, V value columns of it, S rows, Q a chunk of T; of a table B
 sequences, Q queries each, M rows at most, N a chunk of B.

@@ -39,7 +39,7 @@ def suits(x_TE: Tensor, *parameters: Tensor) -> bool:
 def takes(*tensors: Tensor) -> bool:
     """Halves of one kind on the current GPU, in rows that a program can hold."""
     return (
-        can_use_kernel("latent_prepare", *tensors)
+        can_use_kernel("mla_prepare", *tensors)
         and all(x.dtype == tensors[0].dtype for x in tensors)
         and all(0 < x.shape[-1] <= WIDEST for x in tensors)
     )
@@ -52,7 +52,7 @@ def norm_rope_and_cache(
     angles: RotaryCosSin,
     slot_T: Tensor,
 ) -> Tensor:
-    from paddock.kernels.mla_prepare import triton as twin
+    from paddock.kernels.mla_prepare import triton as kernels
 
     (T, Q), L, P = latent.raw_TQ.shape, len(row.weight_L), angles.cos_TP.shape[1]
     D = 2 * P if key is None else len(key.weight_D)
@@ -65,7 +65,7 @@ def norm_rope_and_cache(
         _refuse_scattered(key.raw_TD)
         assert key.stored_SD.is_contiguous() and key.stored_SD.shape[1] == D >= 2 * P
         keys = (key.raw_TD, key.weight_D, key.bias_D, key.stored_SD)
-    twin.store_latents[(T, 2 if key is None else 3)](
+    kernels.store_latents[(T, 2 if key is None else 3)](
         latent.raw_TQ, latent.weight_Q, latent_TQ, row.raw_TC, row.weight_L, row.stored_SC, *keys,
         angles.cos_TP, angles.sin_TP, slot_T, latent.eps, row.eps, 0.0 if key is None else key.eps,
         latent.raw_TQ.stride(0), row.raw_TC.stride(0), 0 if key is None else key.raw_TD.stride(0),
@@ -79,7 +79,7 @@ def norm_rope_and_cache(
 def rotate_queries(
     queries: QueryRopeInput, angles: RotaryCosSin, index: IndexQueryInput | None
 ) -> tuple[Tensor, Tensor] | None:
-    from paddock.kernels.mla_prepare import triton as twin
+    from paddock.kernels.mla_prepare import triton as kernels
 
     raw_THD, absorbed_THC = queries.raw_THD, queries.absorbed_THC
     (T, H, D), P = raw_THD.shape, angles.cos_TP.shape[1]
@@ -95,7 +95,7 @@ def rotate_queries(
         assert made is not None and index.weight_HE.is_contiguous() and 2 * P <= ID
         asked = (index.raw_THD, made[0], index.x_TE, index.weight_HE, made[1])
     programs = T if index is None else 2 * T + IH * -(-T // WEIGHT_TOKENS)
-    twin.turn_queries[(programs,)](
+    kernels.turn_queries[(programs,)](
         raw_THD, absorbed_THC, *asked, angles.cos_TP, angles.sin_TP,
         0.0 if index is None else index.scale, T, raw_THD.stride(0),
         *((0, 0) if index is None else (index.raw_THD.stride(0), index.x_TE.stride(0))),

@@ -1,4 +1,4 @@
-"""Raw products of a latent layer, each with what is to be done to it.
+"""Arguments of the fused MLA decode kernels: raw projections with their norms and storage.
 
 Raw products may be columns of something wider; numbers of a row lie side by side. T tokens, Q query
 latent, L latent and C = L + 2 P row width, D index dims or dims of a query head, H heads, P rotated

@@ -1,4 +1,4 @@
-"""What preparing means: the operations of the model, one after the other.
+"""Reference of the fused MLA decode operations, one after the other.
 
 T tokens, Q query latent, L latent and C row width, R = 2 P rotated dims, D dims of a head, H heads,
 S rows of storage.

@@ -1,15 +1,15 @@
-"""Rows by expert, and back to tokens.
+"""Permute token rows by expert, and unpermute expert outputs to tokens.
 
-    by_expert(expert_TK, experts)          -> Order
-    spread(x_TD, order)                    -> x_RD   each token's row once for each of its experts
-    gather(answer_RD, weight_TK, order)    -> y_TD   sum over a token's answers, weighted
-    load_of(expert_TK, experts)            -> how many rows each expert receives, int64
+    sort_by_expert(expert_TK, experts)           -> ExpertPermutation
+    permute(x_TD, order)                         -> x_RD  a token's row for each of its experts
+    unpermute(answer_RD, weight_TK, order)       -> y_TD  weighted sum over a token's outputs
+    count_tokens_per_expert(expert_TK, experts)  -> number of rows of each expert, int64
 
 Rows are sorted by expert, those of one expert by token: R = T * K. A token's experts differ from
-each other. Sums run in a fixed order, forward and backward: no atomics, the same bits every time.
+each other. Sums run in a fixed order, forward and backward: no atomics, bitwise deterministic.
 
-`reference` is the definition; on a GPU the order never visits the host, and halves move by `fused`,
-which adds in float32 and rounds once.
+`reference` is the definition; on a GPU there is no host sync, and halves use the `fused` kernels,
+which add in float32 and round once.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""How rows move on a GPU. T tokens, K experts of each, R = T * K rows, E experts, D row width."""
+"""Permutation kernels. T tokens, K experts of each, R = T * K rows, E experts, D row width."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def moves(x: Tensor) -> bool:
 @torch.no_grad()
 def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
     """A counting sort: count in blocks of tokens, add up, place; one block does so by itself."""
-    from . import triton as twin
+    from . import triton as kernels
 
     T, K = expert_TK.shape
     expert_TK = expert_TK.contiguous()
@@ -45,11 +45,11 @@ def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
     slot_TK = torch.empty_like(expert_TK)
     token_R = expert_TK.new_empty(T * K)
     if blocks == 1:
-        twin.sort[(1,)](expert_TK, counts_EB, slot_TK, token_R, T, **sizes)
+        kernels.sort[(1,)](expert_TK, counts_EB, slot_TK, token_R, T, **sizes)
         return ExpertPermutation(token_R, slot_TK, counts_EB.squeeze(1))
-    twin.count[(blocks,)](expert_TK, counts_EB, T, blocks, **sizes)
+    kernels.count[(blocks,)](expert_TK, counts_EB, T, blocks, **sizes)
     start_EB = counts_EB.flatten().cumsum(0).view_as(counts_EB) - counts_EB
-    twin.place[(blocks,)](expert_TK, start_EB, slot_TK, token_R, T, blocks, **sizes)
+    kernels.place[(blocks,)](expert_TK, start_EB, slot_TK, token_R, T, blocks, **sizes)
     return ExpertPermutation(token_R, slot_TK, counts_EB.sum(1))
 
 
@@ -64,13 +64,13 @@ def unpermute(answer_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) ->
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, slot_TK: Tensor) -> Tensor:
-        from . import triton as twin
+        from . import triton as kernels
 
         (T, K), D = slot_TK.shape, x_TD.shape[1]
         ctx.save_for_backward(slot_TK)
         x_TD = _columns_together(x_TD)
         x_RD = x_TD.new_empty(T * K, D)
-        twin.spread[(T,)](x_TD, slot_TK, x_RD, x_TD.stride(0), K=K, **_width(D))
+        kernels.spread[(T,)](x_TD, slot_TK, x_RD, x_TD.stride(0), K=K, **_width(D))
         return x_RD
 
     @staticmethod
@@ -90,13 +90,13 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, Tensor, None]:
-        from . import triton as twin
+        from . import triton as kernels
 
         answer_RD, weight_TK, slot_TK = ctx.saved_tensors
         (T, K), D = slot_TK.shape, answer_RD.shape[1]
         grad_TD = _columns_together(grad_TD)
         danswer_RD, dweight_TK = torch.empty_like(answer_RD), torch.empty_like(weight_TK)
-        twin.gather_backward[(T,)](
+        kernels.gather_backward[(T,)](
             grad_TD, answer_RD, weight_TK, slot_TK, danswer_RD, dweight_TK, grad_TD.stride(0),
             K=K, **_width(D),
         )  # fmt: skip
@@ -105,13 +105,13 @@ class _Gather(torch.autograd.Function):
 
 def _sum(x_RD: Tensor, weight_TK: Tensor | None, slot_TK: Tensor) -> Tensor:
     """Each token's rows added up, weighted if there are weights."""
-    from . import triton as twin
+    from . import triton as kernels
 
     (T, K), D = slot_TK.shape, x_RD.shape[1]
     x_RD = x_RD.contiguous()
     y_TD = x_RD.new_empty(T, D)
     weights = slot_TK if weight_TK is None else weight_TK
-    twin.add_up[(T,)](
+    kernels.add_up[(T,)](
         x_RD, weights, slot_TK, y_TD, K=K, WEIGHTED=weight_TK is not None, **_width(D)
     )
     return y_TD

@@ -1,4 +1,4 @@
-"""What it means to sort rows by expert. T tokens, K experts of each, R = T * K rows of D."""
+"""Reference of the permutation by expert. T tokens, K experts of each, R = T * K rows of D."""
 
 from dataclasses import dataclass
 from typing import Any

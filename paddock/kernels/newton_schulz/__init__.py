@@ -1,4 +1,4 @@
-"""Orthogonalization of a stack of matrices by quintic Newton-Schulz.
+"""Newton-Schulz orthogonalization of a stack of matrices (quintic), for Muon.
 
     x <- u / max(norm(u), eps)                             Frobenius norm, so singular values <= 1
     x <- a x + (b x x^T + c (x x^T)^2) x                   once a step, with that step's (a, b, c)

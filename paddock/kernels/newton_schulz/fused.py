@@ -1,4 +1,4 @@
-"""How Newton-Schulz runs on a GPU: on the Gram matrix and in float16.
+"""GPU implementation of Newton-Schulz: on the Gram matrix and in float16.
 
 A step multiplies x by a polynomial of its Gram matrix g, and so the next Gram matrix is a
 polynomial of this one:
@@ -152,13 +152,13 @@ def whole(left_BMK: Tensor, right_BMK: Tensor, triple: Triple | None) -> Tensor:
 
 def mirrored(left_BMK: Tensor, right_BMK: Tensor, triple: Triple | None) -> Tensor:
     """The product from its lower triangle."""
-    from . import triton as twin
+    from . import triton as kernels
 
     assert left_BMK.stride() == right_BMK.stride()
     B, M, K = left_BMK.shape
     out_BMM = left_BMK.new_empty(B, M, M)
     a, b, c = triple or (0.0, 0.0, 1.0)
-    twin.symmetric_kernel[(triangle(M), B)](
+    kernels.symmetric_kernel[(triangle(M), B)](
         left_BMK, right_BMK, out_BMM, a, b, c, M, K, *left_BMK.stride(),
         POLYNOMIAL=triple is not None, EVEN=M % TILE == 0 and K % DEPTH == 0,
         BM=TILE, BK=DEPTH, num_warps=4, num_stages=3,

@@ -1,4 +1,4 @@
-"""What newton_schulz means.
+"""Reference of Newton-Schulz.
 
 X any leading dims, B their product, M rows, N columns (M <= N after the transpose).
 """

@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension, computed in float32 or better.
+"""RMSNorm and LayerNorm over the last dimension, computed in float32 or wider.
 
     rms_norm(x_TD, weight_D, eps)            -> weight * (x / rms(x))
     layer_norm(x_TD, weight_D, bias_D, eps)  -> weight * (x - mean) / std + bias

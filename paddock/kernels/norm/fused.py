@@ -1,4 +1,4 @@
-"""How the norms run on a GPU: one pass forward, one backward. T rows, D features."""
+"""Dispatch and autograd of the norm kernels: one pass forward, one backward. T rows, D features."""
 
 from typing import Any
 
@@ -37,13 +37,13 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, x_TD: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float
     ) -> Tensor:
-        from . import triton as twin
+        from . import triton as kernels
 
         T, D = x_TD.shape
         y_TD = x_TD.new_empty(T, D)
         stats_2T = x_TD.new_empty(2, T, dtype=torch.float32)
         rows, width, warps = _blocks(D)
-        twin.forward[(-(-T // rows),)](
+        kernels.forward[(-(-T // rows),)](
             x_TD, weight_D, weight_D if bias_D is None else bias_D, y_TD, stats_2T,
             eps, x_TD.stride(0), T, D=D, BD=width, ROWS=rows, LAYER=bias_D is not None,
             num_warps=warps,
@@ -55,7 +55,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
-        from . import triton as twin
+        from . import triton as kernels
 
         x_TD, weight_D, stats_2T = ctx.saved_tensors
         T, D = x_TD.shape
@@ -64,7 +64,7 @@ class _Norm(torch.autograd.Function):
         rows, width, warps = _blocks(D)
         programs = min(PROGRAMS, -(-T // rows))
         parts_2PD = x_TD.new_empty(2, programs, D, dtype=torch.float32)
-        twin.backward[(programs,)](
+        kernels.backward[(programs,)](
             grad_TD, x_TD, weight_D, stats_2T, dx_TD, parts_2PD,
             grad_TD.stride(0), x_TD.stride(0), T, programs,
             D=D, BD=width, ROWS=rows, LAYER=ctx.layer, num_warps=warps,

@@ -1,4 +1,4 @@
-"""What the two norms mean. T tokens, D features."""
+"""Reference of the norms. T tokens, D features."""
 
 import torch
 from torch import Tensor

@@ -54,7 +54,7 @@ def _turn(
     x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, layout: tuple[int, bool], *, back: bool
 ) -> Tensor:
     """Forward, or back by the same angle, which is the gradient of forward."""
-    from . import triton as twin
+    from . import triton as kernels
 
     x_THD = x_THD if x_THD.stride(-1) == 1 else x_THD.contiguous()
     (T, H, D), P = x_THD.shape, cos_TP.shape[1]
@@ -62,7 +62,7 @@ def _turn(
     after = D - first - 2 * P
     out_THD = x_THD.new_empty(T, H, D)
     rows = max(1, BLOCK // max(2 * P, _power(first), _power(after)))
-    twin.rotate[(-(-T * H // rows),)](
+    kernels.rotate[(-(-T * H // rows),)](
         x_THD, cos_TP, sin_TP, out_THD, T * H, H, x_THD.stride(0), x_THD.stride(1),
         P=P, FIRST=first, AFTER=after, BF=_power(first), BA=_power(after), ROWS=rows,
         INTERLEAVED=interleaved, BACK=back,

@@ -1,4 +1,4 @@
-"""What the two rotations mean.
+"""Reference of both RoPE layouts.
 
 T tokens, H heads, D dims, R = 2 P of them rotated, N before those, P pairs.
 """

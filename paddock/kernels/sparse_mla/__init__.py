@@ -1,4 +1,4 @@
-"""Latent attention over a chosen few rows per query.
+"""Sparse MLA: latent attention over the selected top-k tokens of each query.
 
     out[t, h] = sum_k softmax_k(scale * query[t, h] . row[index[t, k]]) * row[index[t, k], :value]
 
@@ -11,13 +11,13 @@ none but zero gradients.
 `reference` is the definition: forward and backward gather [Q, K, C] for a chunk of queries at a
 time; nothing of size T * K is kept for the backward but the indices.
 
-On a GPU bfloat16 goes to a twin (`fused` says which). `gluon`: Hopper's matrix units, rows gathered
+On a GPU bfloat16 uses a kernel (`fused` says which). `gluon`: Hopper's matrix units, rows gathered
 by warps of their own, 64 heads at a time; queries of 32 heads and fewer share a program, and one
 united list of keys, with their neighbours. `triton`: every other GPU, width and head count. Both
 keep out and its log-sum-exp for the backward, and multiply probabilities as bfloat16: gradients are
 good to about 2e-3 of their norm.
 
-Two runs agree bit for bit in the output and in the queries' gradient. Row gradients are sums over
+Output and query gradients are bitwise identical between two runs. Row gradients are sums over
 all queries, in whatever order programs arrive, and differ in the last bits of float32; with
 `deterministic` (by default, what torch.use_deterministic_algorithms says) they are summed as
 64-bit whole numbers and agree too. On the CPU everything always agrees.

@@ -1,4 +1,4 @@
-"""Which fast twin takes a problem, and its gradients for autograd.
+"""Dispatch between the sparse MLA kernels, and their autograd function.
 
 T queries, H heads, C row width, V value columns, S rows, K slots per query.
 """
@@ -30,7 +30,7 @@ HOPPER_ROWS = 1 << 23
 
 
 def suits(problem: Problem) -> bool:
-    """Whether a fast twin takes this problem: bfloat16 on a GPU, a row of at most 512 values."""
+    """Whether a kernel supports this problem: bfloat16 on a GPU, at most 512 value columns."""
     query_THC, row_SC = problem.query_THC, problem.row_SC
     return (
         query_THC.is_cuda
@@ -115,7 +115,7 @@ class _SparseMLA(torch.autograd.Function):
 
 
 def forward(problem: Problem) -> Attended:
-    """By the twin that is fastest for this shape."""
+    """Forward by the kernel that is fastest for this shape."""
     if hopper(problem) and problem.query_THC.shape[1] >= FEWEST_HEADS:
         from . import gluon
 
@@ -128,7 +128,7 @@ def forward(problem: Problem) -> Attended:
 def backward(
     problem: Problem, attended: Attended, grad_THV: Tensor, *, deterministic: bool
 ) -> tuple[Tensor, Tensor]:
-    """By the twin that is fastest for this shape; either takes what either forward leaves."""
+    """Backward by the kernel that is fastest for this shape, whichever ran forward."""
     if hopper(problem):
         from . import gluon_backward
 

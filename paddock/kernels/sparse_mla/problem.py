@@ -1,4 +1,4 @@
-"""What every twin of sparse latent attention is asked.
+"""Arguments of the sparse MLA kernels.
 
 T queries, H heads, C row width, V value columns of it, S rows, K slots per query.
 """

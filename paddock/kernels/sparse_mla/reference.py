@@ -1,6 +1,7 @@
-"""What sparse latent attention means.
+"""Reference of sparse MLA.
 
-T queries, H heads, C row width, V value columns of it, S rows, K kept per query, Q a chunk of T.
+T queries, H heads, C row width, V value columns of it, S rows, K selected per query, Q a chunk of
+T.
 """
 
 from typing import Any

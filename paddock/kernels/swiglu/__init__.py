@@ -1,7 +1,7 @@
-"""The gated activation of a feed-forward layer.
+"""SwiGLU, the gated activation of an MLP.
 
     swiglu(gate_RF, up_RF)    -> silu(gate) * up
-    swiglu_of(both_RG)        -> the same of one tensor whose first half of columns is the gate
+    silu_and_mul(both_RG)     -> the same of one tensor whose first half of columns is the gate
 
 R rows, F inner dim, G = 2 F. The second form is what a fused gate-and-up product gives; its
 gradient comes in one piece too. `reference` is the definition; on a GPU halves go to `fused`, which

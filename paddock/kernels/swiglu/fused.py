@@ -26,24 +26,24 @@ def silu_and_mul(both_RG: Tensor) -> Tensor:
 
 
 def _forward(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
-    from . import triton as twin
+    from . import triton as kernels
 
     R, F = gate_RF.shape
     out_RF = gate_RF.new_empty(R, F)
     grid, sizes = _blocks(R, F)
-    twin.forward[grid](gate_RF, up_RF, out_RF, R, gate_RF.stride(0), up_RF.stride(0), **sizes)
+    kernels.forward[grid](gate_RF, up_RF, out_RF, R, gate_RF.stride(0), up_RF.stride(0), **sizes)
     return out_RF
 
 
 def _backward(grad_RF: Tensor, given: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> None:
-    from . import triton as twin
+    from . import triton as kernels
 
     (gate_RF, up_RF), (dgate_RF, dup_RF) = given, found
     R, F = gate_RF.shape
     grad_RF = _columns_together(grad_RF)
     strides = [x.stride(0) for x in (grad_RF, gate_RF, up_RF, dgate_RF, dup_RF)]
     grid, sizes = _blocks(R, F)
-    twin.backward[grid](grad_RF, gate_RF, up_RF, dgate_RF, dup_RF, R, *strides, **sizes)
+    kernels.backward[grid](grad_RF, gate_RF, up_RF, dgate_RF, dup_RF, R, *strides, **sizes)
 
 
 def _blocks(R: int, F: int) -> tuple[tuple[int, int], dict[str, int]]:

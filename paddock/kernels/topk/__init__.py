@@ -1,24 +1,24 @@
-"""Which keys to keep, the same ones every time.
+"""Deterministic top-k selection of keys by index score.
 
     topk(score_TS, visible_T, k)                                -> index_TK  int32
     index_topk(query_THD, key_SD, weight_TH, past, k)           -> index_TK  int32
-    index_topk_spans(query_THD, keys, weight_TH, spans, k)      -> index_QK  int32
-    index_topk_table(query_NHD, keys, weight_NH, pages, visible_BQ, k)  -> index_NK  int32
+    index_topk_varlen(query_THD, keys, weight_TH, spans, k)     -> index_QK  int32
+    index_topk_paged(query_NHD, keys, weight_NH, pages, visible_BQ, k)  -> index_NK  int32
 
-Query t may keep keys [0, visible_T[t]). The k best by float32 score are kept; of equal scores the
+Query t sees keys [0, visible_T[t]). The k best by float32 score are selected; of equal scores the
 lowest index wins; the answer is ascending and padded with -1 at the end where fewer than k keys are
 visible. NaN counts as -inf. The rule fixes the answer completely, so training, serving, reference
 and kernel agree: `torch.topk` alone does not (its order among ties is undefined, and -0.0 ties with
 0.0).
 
 `index_topk` scores (see index_scores) and selects chunk by chunk; query t sees past + t + 1 keys.
-`index_topk_spans` does so for a whole packed step at once, training, prefill or decode: a row for
+`index_topk_varlen` does so for a whole packed step at once, training, prefill or decode: a row for
 every query of `spans`, in their order, and keys counted over all of them (a span's first key is
 span.key). `keys` are rows, possibly scattered over a storage, possibly scaled 8-bit ones.
-`index_topk_table` serves one step of decoding: B sequences of Q queries each, N = B * Q; `pages`
+`index_topk_paged` serves a decode step: B sequences of Q queries each, N = B * Q; `pages`
 says which row of `keys` each key of a sequence is, and query q of sequence b sees the first
-visible_BQ[b, q] of them. Keys are counted within the sequence. It asks nothing of the host, so that
-a graph may hold it.
+visible_BQ[b, q] of them. Keys are counted within the sequence. It never syncs with the host, so
+that a CUDA graph can capture it.
 Nothing here is differentiable.
 
 On an NVIDIA GPU one launch scores a block of queries of many documents (Triton), one chooses (CUDA
@@ -61,8 +61,8 @@ def index_topk_varlen(
     query_THD: Tensor, keys: IndexKeys, weight_TH: Tensor, spans: Sequence[Span], k: int
 ) -> Tensor:
     longest = max((span.keys for span in spans), default=0)
-    twin = fused if longest and fused.suits(query_THD, keys, longest, k) else reference
-    return twin.index_topk_varlen(query_THD, keys, weight_TH, spans, k)
+    implementation = fused if longest and fused.suits(query_THD, keys, longest, k) else reference
+    return implementation.index_topk_varlen(query_THD, keys, weight_TH, spans, k)
 
 
 def index_topk_paged(
@@ -74,8 +74,8 @@ def index_topk_paged(
     k: int,
 ) -> Tensor:
     assert keys.slot_S is None
-    twin = fused if fused.suits(query_NHD, keys, pages.max_keys, k) else reference
-    return twin.index_topk_paged(query_NHD, keys, weight_NH, pages, visible_BQ, k)
+    implementation = fused if fused.suits(query_NHD, keys, pages.max_keys, k) else reference
+    return implementation.index_topk_paged(query_NHD, keys, weight_NH, pages, visible_BQ, k)
 
 
 __all__ = ["index_topk", "index_topk_paged", "index_topk_varlen", "topk", "topk_indices"]

@@ -1,6 +1,6 @@
-"""Scoring and choosing on a GPU: block by block through one bounded piece of scratch memory.
+"""GPU scoring and top-k selection, in blocks through bounded scratch memory.
 
-Two kernels a block: the scoring one writes float32 scores, the choosing one reads them once.
+Two kernels per block: one writes float32 index scores, the other reads them once and selects.
 T queries, S keys, K kept; of a batch B sequences, Q queries each, N = B * Q, M keys at most.
 """
 

@@ -1,4 +1,4 @@
-"""What deterministic top-k means. T queries, S keys, K kept, Q a chunk of T.
+"""Reference of deterministic top-k. T queries, S keys, K selected, Q a chunk of T.
 
 Of a batch: B sequences, Q queries each, N = B * Q, M keys at most, H heads.
 """

@@ -1,17 +1,17 @@
-"""Products of int8 activations with int4 or int8 weights, one matrix per expert or one in all.
+"""Integer GEMM: int8 activations with int4 or int8 weights, single matrix or one per expert.
 
-    quantize_rows(x_RD)                            -> Rows: integers in [-127, 127], a scale per row
-    quantize_gated(both_RG)                        -> Rows of silu(gate) * up (see kernels.swiglu)
-    integer_linear(rows, weight, dtype)            -> out_RF, rows times one matrix
-    integer_grouped(rows, weight, counts_E, dtype) -> out_RF, rows sorted by expert
-    integer_grouped(rows, weight, counts_E, dtype, source_R)  the same of rows[source_R]
+    quantize_per_token(x_RD)        -> QuantizedActivations: integers in [-127, 127], scale per row
+    silu_and_mul_quantize(both_RG)  -> QuantizedActivations of silu(gate) * up (see kernels.swiglu)
+    int_linear(rows, weight, dtype)                 -> out_RF, rows times one matrix
+    int_grouped_gemm(rows, weight, counts_E, dtype) -> out_RF, rows sorted by expert
+    int_grouped_gemm(rows, weight, counts_E, dtype, source_R)  the same of rows[source_R]
 
     out[r, f] = row_scale[r] * sum_g scale[f, g] * sum_{d in g} row[r, d] * weight[f, d]
 
-`Weight` holds the integers, two int4 to a byte, and float32 scales: one a row of the matrix, or one
-for each group of columns. Inner sums are integers, hence exact in any order: a row's result does
-not depend on its neighbours, and with one scale a row of the matrix both twins agree bit for bit
-in float32. With groups they agree to float32's rounding.
+`PackedWeight` holds the integers, two int4 per byte, and float32 scales: one per row of the matrix,
+or one per group of columns. Inner sums are integers, hence exact in any order: a row's result does
+not depend on its neighbours, and with one scale per row of the matrix reference and kernel are
+bitwise identical in float32. With groups they agree to float32's rounding.
 
 `reference` is the definition, on any device. On a GPU, where a row's bytes allow it, Triton reads
 the packed weights as they are and multiplies in int8.
@@ -52,8 +52,8 @@ def int_grouped_gemm(
     dtype: torch.dtype,
     source_R: Tensor | None = None,
 ) -> Tensor:
-    twin = fused if fused.suits(rows, weight) else reference
-    return twin.int_grouped_gemm(rows, weight, counts_E, dtype, source_R)
+    implementation = fused if fused.suits(rows, weight) else reference
+    return implementation.int_grouped_gemm(rows, weight, counts_E, dtype, source_R)
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""How products of integers run on a GPU. R rows, D inputs, F outputs, E experts, H packed bytes."""
+"""Dispatch of the integer GEMM kernels. R rows, D inputs, F outputs, E experts, H packed bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -114,7 +114,7 @@ def silu_and_mul_quantize(both_RG: Tensor) -> QuantizedActivations:
 
 
 def _rounded(x_RX: Tensor, D: int, *, gated: bool) -> QuantizedActivations:
-    from . import triton as twin
+    from . import triton as kernels
 
     R = len(x_RX)
     if x_RX.stride(-1) != 1:
@@ -123,7 +123,7 @@ def _rounded(x_RX: Tensor, D: int, *, gated: bool) -> QuantizedActivations:
     scale_R = torch.empty(R, dtype=torch.float32, device=x_RX.device)
     width = 1 << (D - 1).bit_length()
     part = min(width, SHARED_PART) if R <= SHARED_ROWS else width
-    twin.round_rows[(R, -(-D // part))](
+    kernels.round_rows[(R, -(-D // part))](
         x_RX, integer_RD, scale_R, x_RX.stride(0), D=D, BD=width, BP=part, GATED=gated,
         num_warps=4 if width <= 2048 else 8,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def multiply(
     source_R: Tensor | None = None,
 ) -> Tensor:
     """The product cut as `tile` says, which fits the weight."""
-    from . import triton as twin
+    from . import triton as kernels
 
     (R, D), (E, F, _) = rows.integer_RD.shape, weight.integer.shape
     if source_R is not None:
@@ -160,7 +160,7 @@ def multiply(
     out_RF = torch.empty(R, F, dtype=dtype, device=device)
     # At most so many blocks of rows have any: an expert's last one may be half empty.
     blocks = -(-R // tile.rows) if E == 1 else min(R, E) + R // tile.rows
-    twin.multiply[(blocks, -(-F // tile.outputs))](
+    kernels.multiply[(blocks, -(-F // tile.outputs))](
         rows.integer_RD.contiguous(), rows.scale_R, source_R, weight.integer, weight.scale_XFG,
         None if E == 1 else _counted(counts_E, device), out_RF, R, F,
         D=D, E=E, BE=1 << (E - 1).bit_length(), G=weight.scale_XFG.shape[-1],

@@ -1,4 +1,4 @@
-"""What a product of integers means.
+"""Reference of the integer GEMM.
 
 R rows, D inputs, F outputs, E experts, G groups of columns, H = D / 2 bytes of a packed row, X any
 leading dims.

@@ -1,9 +1,9 @@
-"""Linear attention with a delta rule: a state of fixed size instead of a growing past.
+"""Gated DeltaNet: linear attention with a delta rule and a fixed-size recurrent state.
 
     S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,   o_t = S_t^T q_t
 
-Both variants keep a GQA layer's four projections, so each can start from one. Keys and queries are
-L2-normalised per head, which keeps the recurrence stable for beta <= 1.
+Both variants keep the four projections of a GQA layer, so each can be initialised from one. Keys
+and queries are L2-normalised per head, which keeps the recurrence stable for beta <= 1.
 
 T tokens, H heads, D head dim, W convolution taps.
 """
@@ -20,19 +20,19 @@ from paddock.model.norm import RMSNorm
 
 
 class SimpleGatedDeltaNet(GQA):
-    """The recurrence on the pre-trained projections alone: no convolution, no gate, no new weight.
+    """The recurrence on the pre-trained projections only: no convolution, no gate, no new weight.
 
-    The paper leaves the equation open; ours is the delta rule itself (alpha = beta = 1) on rotated
-    keys and queries, so that what the layer knew of position and content is still addressed.
+    The paper does not give the equation; this is the plain delta rule (alpha = beta = 1) on rotated
+    keys and queries, so that the pre-trained position and content features keep their use.
     """
 
     def forward(
-        self, x_TD: Tensor, step: ForwardContext, selection: TopKSelection | None
+        self, x_TD: Tensor, ctx: ForwardContext, selection: TopKSelection | None
     ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
-        query_THD, key_THD, value_THD = self.project_heads(x_TD, step)
+        query_THD, key_THD, value_THD = self.project_heads(x_TD, ctx)
         log_alpha_TH, beta_TH = self.compute_gates(x_TD)
-        pieces = []
-        for i, span in enumerate(step.attn_metadata.spans):
+        outputs = []
+        for i, span in enumerate(ctx.attn_metadata.spans):
             q = span.query_slice
             out_NHD, state_HDD = gated_delta_rule(
                 query_THD[q],
@@ -40,15 +40,15 @@ class SimpleGatedDeltaNet(GQA):
                 value_THD[q],
                 log_alpha_TH[q],
                 beta_TH[q],
-                initial_state_HKV=step.kv_cache.load_state(self.layer, "state", i),
+                initial_state_HKV=ctx.kv_cache.load_state(self.layer, "state", i),
             )
-            step.kv_cache.store_state(self.layer, "state", i, state_HDD)
-            pieces.append(out_NHD)
-        return self.project_output(torch.cat(pieces), x_TD), selection, AuxOutputs()
+            ctx.kv_cache.store_state(self.layer, "state", i, state_HDD)
+            outputs.append(out_NHD)
+        return self.project_output(torch.cat(outputs), x_TD), selection, AuxOutputs()
 
-    def project_heads(self, x_TD: Tensor, step: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values with one key head for each query head."""
-        query_THD, key_TGD, value_TGD = self.project(x_TD, step)
+    def project_heads(self, x_TD: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised queries and keys, and values, with KV heads repeated per query head."""
+        query_THD, key_TGD, value_TGD = self.project(x_TD, ctx)
         groups = self.gqa.heads // self.gqa.kv_heads
         return (
             F.normalize(query_THD, dim=-1),
@@ -82,11 +82,11 @@ class GatedDeltaNet(SimpleGatedDeltaNet):
         self.gate = nn.Linear(hidden, gqa.heads * gqa.dim, bias=False)
         self.out_norm = RMSNorm(gqa.dim, config.norm_eps)
 
-    def project(self, x_TD: Tensor, step: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_TD: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         gqa = self.gqa
-        query = self.q_conv(self.q(x_TD), step, self.layer, "q_conv")
-        key = self.k_conv(self.k(x_TD), step, self.layer, "k_conv")
-        value = self.v_conv(self.v(x_TD), step, self.layer, "v_conv")
+        query = self.q_conv(self.q(x_TD), ctx, self.layer, "q_conv")
+        key = self.k_conv(self.k(x_TD), ctx, self.layer, "k_conv")
+        value = self.v_conv(self.v(x_TD), ctx, self.layer, "v_conv")
         return (
             query.unflatten(1, (gqa.heads, gqa.dim)),
             key.unflatten(1, (gqa.kv_heads, gqa.dim)),
@@ -103,20 +103,20 @@ class GatedDeltaNet(SimpleGatedDeltaNet):
 
 
 class ShortConvolution(nn.Module):
-    """Each channel looks at its own last few values. Starts as the identity before the silu."""
+    """Causal depthwise convolution followed by SiLU; initialised as the identity."""
 
     def __init__(self, channels: int, taps: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, taps))
 
-    def forward(self, x_TC: Tensor, step: ForwardContext, layer: int, stream: str) -> Tensor:
+    def forward(self, x_TC: Tensor, ctx: ForwardContext, layer: int, stream: str) -> Tensor:
         channels, taps = self.weight.shape
-        pieces = []
-        for i, span in enumerate(step.attn_metadata.spans):
-            before = step.kv_cache.load_state(layer, stream, i)
-            if before is None:
-                before = x_TC.new_zeros(taps - 1, channels)
-            padded = torch.cat((before, x_TC[span.query_slice]))
-            step.kv_cache.store_state(layer, stream, i, padded[len(padded) - (taps - 1) :])
-            pieces.append(F.conv1d(padded.mT, self.weight.unsqueeze(1), groups=channels).mT)
-        return F.silu(torch.cat(pieces))
+        outputs = []
+        for i, span in enumerate(ctx.attn_metadata.spans):
+            previous = ctx.kv_cache.load_state(layer, stream, i)
+            if previous is None:
+                previous = x_TC.new_zeros(taps - 1, channels)
+            padded = torch.cat((previous, x_TC[span.query_slice]))
+            ctx.kv_cache.store_state(layer, stream, i, padded[len(padded) - (taps - 1) :])
+            outputs.append(F.conv1d(padded.mT, self.weight.unsqueeze(1), groups=channels).mT)
+        return F.silu(torch.cat(outputs))

@@ -1,6 +1,6 @@
-"""The lightning indexer: a few cheap heads that say which keys are worth attending to.
+"""The lightning indexer: cheap heads whose index scores select the keys to attend to.
 
-T tokens, H index heads, D index head dim, R rotated dims of it (the first), Q query latent.
+T tokens, H index heads, D index head dim (its first dims are rotated), Q query latent.
 """
 
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from paddock.model.rope import APPLY_ROPE
 
 
 class IndexerWeightsProjection(nn.Linear):
-    """What each head's opinion weighs, [T, H] in float32 or better: the weights are few, and a
-    rounded one moves every score of a query. Sharded training gathers it as a module of its own
-    (`shard(exact=...)`), which happens when it is called."""
+    """Weight of each index head, [T, H] in float32 or wider: a rounded weight would shift every
+    index score of a query. FSDP wraps it as a separate float32 module (`apply_fsdp(exact=...)`),
+    which gathers its weight when called."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return linear_fp32(x_TD, self.weight)
@@ -25,7 +25,7 @@ class IndexerWeightsProjection(nn.Linear):
 class Indexer(nn.Module):
     """score[t, s] = sum_h weight[t, h] relu(query[t, h] . key[s]); scales folded into the weights.
 
-    It reads its inputs detached: the language loss cannot move it, and its own loss cannot move
+    Its inputs are detached: the language loss does not train it, and its own loss does not train
     the trunk.
     """
 
@@ -44,32 +44,32 @@ class Indexer(nn.Module):
         self.key_norm = LayerNorm(dim, self.settings.norm_eps)
         self.weights = IndexerWeightsProjection(config.hidden, heads, bias=False)
 
-    def compute_keys(self, x_TD: Tensor, step: ForwardContext) -> Tensor:
-        """[T, D] of the new tokens."""
+    def compute_keys(self, x_TD: Tensor, ctx: ForwardContext) -> Tensor:
+        """[T, D] index keys of the new tokens."""
         key_TD = self.key_norm(self.key(x_TD.detach()))
-        return self._rotated(key_TD.unsqueeze(1), step).squeeze(1)
+        return self._rotated(key_TD.unsqueeze(1), ctx).squeeze(1)
 
     def compute_queries(
-        self, x_TD: Tensor, latent_TQ: Tensor, step: ForwardContext
+        self, x_TD: Tensor, latent_TQ: Tensor, ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """[T, H, D] of the new tokens, and [T, H] what each head's opinion weighs."""
+        """[T, H, D] index queries of the new tokens, and the [T, H] weight of each head."""
         heads, dim = self.settings.heads, self.settings.dim
-        query_THD = self._rotated(self.query(latent_TQ.detach()).view(-1, heads, dim), step)
+        query_THD = self._rotated(self.query(latent_TQ.detach()).view(-1, heads, dim), ctx)
         return query_THD, self.weights(x_TD.detach()) * self.scale
 
     def index_key_input(self, raw_TD: Tensor, stored_SD: Tensor) -> mla_prepare.IndexKeyInput:
-        """What is to become of the product with `key`, and where it is to lie."""
+        """Kernel arguments that norm, rotate and store the output of `key`."""
         norm = self.key_norm
         return mla_prepare.IndexKeyInput(
             raw_TD, norm.weight, norm.bias, norm.eps, self.interleaved, stored_SD
         )
 
     def index_query_input(self, raw_TF: Tensor, x_TD: Tensor) -> mla_prepare.IndexQueryInput:
-        """What is to become of the product with `query`, and of the hidden states."""
+        """Kernel arguments that rotate the output of `query` and compute head weights."""
         raw_THD = raw_TF.unflatten(1, (self.settings.heads, self.settings.dim))
         return mla_prepare.IndexQueryInput(
             raw_THD, self.interleaved, x_TD, self.weights.weight, self.scale
         )
 
-    def _rotated(self, x_THD: Tensor, step: ForwardContext) -> Tensor:
-        return self.rotate(x_THD, step.cos_TP, step.sin_TP)
+    def _rotated(self, x_THD: Tensor, ctx: ForwardContext) -> Tensor:
+        return self.rotate(x_THD, ctx.cos_TP, ctx.sin_TP)

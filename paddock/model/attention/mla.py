@@ -1,11 +1,12 @@
-"""Multi-head latent attention: keys and values live as one narrow row a token.
+"""Multi-head latent attention (MLA): the KV cache holds one narrow latent entry per token.
 
-The row is the normed latent followed by one rotated key that all heads share. Expanded form: every
-row becomes per-head keys and values. Absorbed form: the up-projections move onto the query and the
-output instead, so that cached rows are never expanded. Both are the same function.
+A latent KV entry (a row) is the normed latent followed by one rotated key that all heads share.
+Expanded form: every entry becomes per-head keys and values. Absorbed form: the up-projections are
+applied to the query and the output instead, so that cached entries are never expanded. Both compute
+the same function.
 
-T tokens, S keys or rows of storage, H heads, N nope dims, R rope dims, V value dims, C row width,
-L latent rank, B sequences of a batch with Q queries each.
+T tokens, S keys or KV slots, H heads, N nope dims, R rope dims, V value dims, C latent KV width,
+L latent rank, B sequences of a decode batch with Q queries each.
 """
 
 from collections.abc import Sequence
@@ -21,41 +22,43 @@ from paddock.kernels.index_kl import IndexerInputs
 from paddock.kernels.mla_decode import mla_decode, mla_paged_decode
 from paddock.kernels.spans import Span
 from paddock.model.attention.indexer import Indexer
+from paddock.model.attention_metadata import AttentionMetadata
 from paddock.model.config import ModelConfig
 from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
 from paddock.model.fuse import fuse_weights, fused_linears
-from paddock.model.kv_cache import AttentionMetadata
 from paddock.model.norm import RMSNorm
 from paddock.model.rope import APPLY_ROPE, softmax_scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MLAProjections:
-    """What a layer computes from its input before it looks at anything."""
+    """Queries and latent KV entries of the new tokens."""
 
-    latent_TQ: Tensor | None  # the normed query latent, which the indexer reads too
+    latent_TQ: Tensor | None  # the normed query latent, an input of the indexer too
     query_THD: Tensor  # nope dims, then rotated rope dims
     row_TC: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MLADecodeInputs:
-    """What a step of decoding looks with, and at what."""
+    """Absorbed queries, latent KV storage and indexer inputs of a decode step."""
 
     absorbed_THC: Tensor
     stored_SC: Tensor
-    index: IndexerInputs | None  # None where nobody asked for an opinion
+    index: IndexerInputs | None  # None where index scores are not needed
 
 
 @runtime_checkable
 class SlotMappedCache(Protocol):
-    """A memory whose storage a layer may write to itself."""
+    """A KV cache whose storage a fused kernel may write directly."""
 
     def storage_and_slots(self, layer: int, stream: str) -> tuple[Tensor, Tensor]:
-        """The storage, and which rows of it are the new tokens'."""
+        """The storage, and the slots of the new tokens in it."""
 
 
 class MLA(nn.Module):
+    """Dense MLA; the base class of DSA."""
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         assert config.mla is not None
@@ -77,28 +80,30 @@ class MLA(nn.Module):
         self.o = nn.Linear(mla.heads * mla.value, hidden, bias=False)
 
     def forward(
-        self, x_TD: Tensor, step: ForwardContext, selection: TopKSelection | None
+        self, x_TD: Tensor, ctx: ForwardContext, selection: TopKSelection | None
     ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
-        if self.can_fuse_decode(x_TD, step):
-            ready = self.prepare_decode(x_TD, step, wanted=False)
+        if self.can_fuse_decode(x_TD, ctx):
+            decode_inputs = self.prepare_decode(x_TD, ctx, need_scores=False)
             out_THV = self.attend_dense_decode(
-                ready.absorbed_THC, ready.stored_SC, step.attn_metadata
+                decode_inputs.absorbed_THC, decode_inputs.stored_SC, ctx.attn_metadata
             )
             return self.o(out_THV.flatten(1)), selection, AuxOutputs()
-        projected, layout = self.project(x_TD, step), step.attn_metadata
-        stored_SC = step.kv_cache.update(self.layer, "row", projected.row_TC)
-        loose_THD, batch_THD = layout.split_prefill_decode(projected.query_THD)
-        pieces = []
-        if loose_THD is not None:
-            pieces.append(
-                self.attend_dense(loose_THD, layout.gather_keys(stored_SC), layout.prefill_spans)
+        projected, metadata = self.project(x_TD, ctx), ctx.attn_metadata
+        stored_SC = ctx.kv_cache.update(self.layer, "row", projected.row_TC)
+        prefill_THD, decode_THD = metadata.split_prefill_decode(projected.query_THD)
+        outputs = []
+        if prefill_THD is not None:
+            outputs.append(
+                self.attend_dense(
+                    prefill_THD, metadata.gather_keys(stored_SC), metadata.prefill_spans
+                )
             )
-        if batch_THD is not None:
-            pieces.append(self.attend_dense_decode(self.absorb(batch_THD), stored_SC, layout))
-        out_THV = layout.select_own(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        if decode_THD is not None:
+            outputs.append(self.attend_dense_decode(self.absorb(decode_THD), stored_SC, metadata))
+        out_THV = metadata.select_own(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
         return self.o(out_THV.flatten(1)), selection, AuxOutputs()
 
-    def project(self, x_TD: Tensor, step: ForwardContext) -> MLAProjections:
+    def project(self, x_TD: Tensor, ctx: ForwardContext) -> MLAProjections:
         mla = self.mla
         if mla.q_rank is None:
             latent_TQ, query = None, self.q(x_TD)
@@ -106,62 +111,62 @@ class MLA(nn.Module):
             latent_TQ = self.q_norm(self.q_a(x_TD))
             query = self.q_b(latent_TQ)
         query_THD = query.view(-1, mla.heads, mla.qk_head_dim)
-        query_THD = self.rotate(query_THD, step.cos_TP, step.sin_TP, mla.nope)
+        query_THD = self.rotate(query_THD, ctx.cos_TP, ctx.sin_TP, mla.nope)
         latent_TL, key_TR = self.kv_a(x_TD).split((mla.kv_rank, mla.rope), -1)
-        key_TR = self.rotate(key_TR.unsqueeze(1), step.cos_TP, step.sin_TP).squeeze(1)
+        key_TR = self.rotate(key_TR.unsqueeze(1), ctx.cos_TP, ctx.sin_TP).squeeze(1)
         row_TC = torch.cat((self.kv_norm(latent_TL), key_TR), dim=-1)
         return MLAProjections(latent_TQ, query_THD, row_TC)
 
-    def can_fuse_decode(self, x_TD: Tensor, step: ForwardContext) -> bool:
-        """Whether this is a step of decoding whose small operations a GPU takes as two launches."""
-        layout = step.attn_metadata
+    def can_fuse_decode(self, x_TD: Tensor, ctx: ForwardContext) -> bool:
+        """Whether a pure decode step can run its small operations as two fused kernels."""
+        metadata = ctx.attn_metadata
         return (
-            layout.decode_batch is not None
-            and not layout.prefill_spans
+            metadata.decode_batch is not None
+            and not metadata.prefill_spans
             and self.mla.q_rank is not None
             and mla_prepare.suits(x_TD, self.q_norm.weight, self.kv_norm.weight)
-            and isinstance(step.kv_cache, SlotMappedCache)
+            and isinstance(ctx.kv_cache, SlotMappedCache)
         )
 
     def prepare_decode(
-        self, x_TD: Tensor, step: ForwardContext, *, wanted: bool
+        self, x_TD: Tensor, ctx: ForwardContext, *, need_scores: bool
     ) -> MLADecodeInputs:
-        """`project`, `extend` and `absorb` at once, and the indexer's opinion where it is
-        `wanted`. Its keys are kept in any case: later tokens will choose among them."""
+        """`project`, the KV cache update and `absorb` fused, and index queries if `need_scores`.
+        Index keys are stored in any case: later tokens select among them."""
         mla, indexer = self.mla, self.indexer
-        angles = mla_prepare.RotaryCosSin(step.cos_TP, step.sin_TP)
-        latent_TQ, stored_SC, stored_SD = self._stored(x_TD, step, angles)
-        asked = indexer if wanted else None
-        query_TF, *index_TF = fused_linears(latent_TQ, self._readers_of_latent(asked))
+        angles = mla_prepare.RotaryCosSin(ctx.cos_TP, ctx.sin_TP)
+        latent_TQ, stored_SC, stored_SD = self._store_new_tokens(x_TD, ctx, angles)
+        scoring = indexer if need_scores else None
+        query_TF, *index_TF = fused_linears(latent_TQ, self._latent_projections(scoring))
         query_THD = query_TF.unflatten(1, (mla.heads, mla.qk_head_dim))
         absorbed_THC = query_THD.new_empty(len(x_TD), mla.heads, mla.kv_cache_dim)
-        opinion = mla_prepare.rotate_queries(
+        index_queries = mla_prepare.rotate_queries(
             mla_prepare.QueryRopeInput(query_THD, self.interleaved, absorbed_THC),
             angles,
-            None if asked is None else asked.index_query_input(index_TF[0], x_TD),
+            None if scoring is None else scoring.index_query_input(index_TF[0], x_TD),
         )
         torch.bmm(
             query_THD[..., : mla.nope].transpose(0, 1),
             self.up_projections()[0],
             out=absorbed_THC[..., : mla.kv_rank].transpose(0, 1),
         )
-        if opinion is None:
+        if index_queries is None:
             return MLADecodeInputs(absorbed_THC, stored_SC, None)
         assert stored_SD is not None
         return MLADecodeInputs(
-            absorbed_THC, stored_SC, IndexerInputs(opinion[0], stored_SD, opinion[1])
+            absorbed_THC, stored_SC, IndexerInputs(index_queries[0], stored_SD, index_queries[1])
         )
 
-    def _stored(
-        self, x_TD: Tensor, step: ForwardContext, angles: mla_prepare.RotaryCosSin
+    def _store_new_tokens(
+        self, x_TD: Tensor, ctx: ForwardContext, angles: mla_prepare.RotaryCosSin
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The normed query latent, and the storage of rows and of index keys, the new ones in."""
-        assert isinstance(step.kv_cache, SlotMappedCache)
-        stored_SC, slot_T = step.kv_cache.storage_and_slots(self.layer, "row")
-        raw_TQ, raw_TC, *raw_TD = fused_linears(x_TD, self._readers_of_input())
+        """The normed query latent, and the updated storage of KV entries and of index keys."""
+        assert isinstance(ctx.kv_cache, SlotMappedCache)
+        stored_SC, slot_T = ctx.kv_cache.storage_and_slots(self.layer, "row")
+        raw_TQ, raw_TC, *raw_TD = fused_linears(x_TD, self._input_projections())
         key = None
         if self.indexer is not None:
-            stored_SD, _ = step.kv_cache.storage_and_slots(self.layer, "index")
+            stored_SD, _ = ctx.kv_cache.storage_and_slots(self.layer, "index")
             key = self.indexer.index_key_input(raw_TD[0], stored_SD)
         q_norm, kv_norm = self.q_norm, self.kv_norm
         latent_TQ = mla_prepare.norm_rope_and_cache(
@@ -175,21 +180,21 @@ class MLA(nn.Module):
         )
         return latent_TQ, stored_SC, None if key is None else key.stored_SD
 
-    def _readers_of_input(self) -> tuple[nn.Module, ...]:
+    def _input_projections(self) -> tuple[nn.Module, ...]:
         own = (self.q_a, self.kv_a)
         return own if self.indexer is None else (*own, self.indexer.key)
 
-    def _readers_of_latent(self, indexer: Indexer | None) -> tuple[nn.Module, ...]:
+    def _latent_projections(self, indexer: Indexer | None) -> tuple[nn.Module, ...]:
         return (self.q_b,) if indexer is None else (self.q_b, indexer.query)
 
     def fuse_weights(self) -> None:
-        """Weights that decoding reads with the same input, one behind the other in memory."""
+        """Lay out weights that decoding multiplies with the same input contiguously in memory."""
         if self.mla.q_rank is not None:
-            fuse_weights(self._readers_of_input())
-            fuse_weights(self._readers_of_latent(self.indexer))
+            fuse_weights(self._input_projections())
+            fuse_weights(self._latent_projections(self.indexer))
 
     def attend_dense(self, query_THD: Tensor, row_SC: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Attention to everything, in whichever form costs less. Queries in span order."""
+        """Attention to all visible keys in the cheaper form. Queries in span order."""
         if self.expanding_is_cheaper(spans):
             return self.attend_expanded(query_THD, row_SC, spans)
         absorbed_THC = self.absorb(query_THD)
@@ -197,16 +202,16 @@ class MLA(nn.Module):
         return self.project_values(out_THL)
 
     def attend_dense_decode(
-        self, absorbed_THC: Tensor, stored_SC: Tensor, layout: AttentionMetadata
+        self, absorbed_THC: Tensor, stored_SC: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
-        """Attention to everything, for the queries of a batch."""
-        assert layout.decode_batch is not None
-        query_BQHC = absorbed_THC.unflatten(0, (-1, layout.decode_batch.queries))
+        """Attention of the decode batch to all its keys."""
+        assert metadata.decode_batch is not None
+        query_BQHC = absorbed_THC.unflatten(0, (-1, metadata.decode_batch.queries))
         out_BQHL = mla_paged_decode(
             query_BQHC,
             stored_SC,
-            layout.decode_batch.block_table,
-            layout.decode_batch.visible_BQ,
+            metadata.decode_batch.block_table,
+            metadata.decode_batch.visible_BQ,
             scale=self.scale,
             value=self.mla.kv_rank,
         )
@@ -216,7 +221,7 @@ class MLA(nn.Module):
         return dense_attention(query_THD, *self.expand(row_SC), spans, scale=self.scale)
 
     def expand(self, row_SC: Tensor) -> tuple[Tensor, Tensor]:
-        """Per-head keys and values of every row."""
+        """Per-head keys and values of every latent KV entry."""
         mla = self.mla
         latent_SL, key_SR = row_SC.split((mla.kv_rank, mla.rope), dim=-1)
         both = self.kv_b(latent_SL).unflatten(1, (mla.heads, mla.nope + mla.value))
@@ -225,7 +230,7 @@ class MLA(nn.Module):
         return torch.cat((nope_SHN, rope_SHR), dim=-1), value_SHV
 
     def expanding_is_cheaper(self, spans: Sequence[Span]) -> bool:
-        """Expanding pays once per key, absorbing once per query and more per pair."""
+        """Expanding costs once per key; absorbing costs once per query and more per pair."""
         mla = self.mla
         up = mla.kv_rank * (mla.nope + mla.value)
         pairs = sum(span.queries * span.keys for span in spans)
@@ -235,14 +240,14 @@ class MLA(nn.Module):
         return expanded <= absorbed
 
     def absorb(self, query_THD: Tensor) -> Tensor:
-        """Queries that can be compared with rows as they are."""
+        """Queries in latent space, comparable with latent KV entries directly."""
         nope_THN, rope_THR = query_THD.split((self.mla.nope, self.mla.rope), dim=-1)
         key_up_HNL, _ = self.up_projections()
         latent_HTL = torch.bmm(nope_THN.transpose(0, 1), key_up_HNL)
         return torch.cat((latent_HTL.transpose(0, 1), rope_THR), dim=-1)
 
     def project_values(self, out_THL: Tensor) -> Tensor:
-        """Values of a weighted sum of latents: the sum of the values, weighted."""
+        """Up-project attention outputs from latent space to values."""
         _, value_up_HVL = self.up_projections()
         return torch.bmm(out_THL.transpose(0, 1), value_up_HVL.mT).transpose(0, 1)
 
