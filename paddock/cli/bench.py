@@ -173,7 +173,7 @@ def bench_train(
     stream = settings.dataloader
     tokens = stream.batch_tokens // stream.seq_len * stream.seq_len
     peak = peak_flops(device)
-    share = None if peak is None else cost.mfu(planned.flops_token, tokens / seconds, peak)
+    share = None if peak is None else cost.mfu(planned.flops_per_token, tokens / seconds, peak)
     found = {
         "recipe": str(recipe),
         "device": str(device),
@@ -183,7 +183,7 @@ def bench_train(
         "seconds_a_step": seconds,
         "tokens_a_second": tokens / seconds,
         "peak_bytes": _peak_bytes(),
-        "flops_a_token": planned.flops_token,
+        "flops_a_token": planned.flops_per_token,
         "peak_flops": peak,
         "mfu": share,
     }

@@ -75,7 +75,7 @@ def _cells(moment: "UpdateMetrics") -> dict[str, str]:
     cells["trainer idle"] = f"{moment.trainer_idle:.0%}"
     cells["engine idle"] = "" if moment.engine_idle is None else f"{moment.engine_idle:.0%}"
     cells["tokens/s"] = f"{study.tokens / max(moment.seconds, 1e-9):,.0f}"
-    cells["gap"] = f"{study.mean('gap'):.1e}"
+    cells["gap"] = f"{study.mean('logprob_diff'):.1e}"
     cells["masked"] = f"{study.mean('masked'):.1%}"
     cells["entropy"] = f"{study.mean('entropy'):.3f}"
     cells["flat"] = f"{tally.num_zero_variance}/{tally.num_groups}"

@@ -74,7 +74,7 @@ def train(
             track(moment)
             progress.on_update(moment)
 
-        run_stage(run, say=progress.show_text, watch=watch)
+        run_stage(run, log=progress.show_text, on_update=watch)
     print_parts(f"done: {run.checkpoints}\nreport: {write_report(folder)}")
 
 
@@ -90,7 +90,7 @@ def _plan_table(planned: "TrainingEstimate") -> Table:
     made.add_row("parameters", format_count(planned.parameters))
     made.add_row("active without embeddings", format_count(planned.active))
     made.add_row("tokens", format_count(planned.tokens))
-    made.add_row("FLOPs needed a token, forward and backward", f"{planned.flops_token:.3g}")
+    made.add_row("FLOPs needed a token, forward and backward", f"{planned.flops_per_token:.3g}")
     made.add_row("FLOPs in all", f"{planned.flops:.3g}")
     made.add_row(
         "weights" if alone else "weights gathered at a time", format_bytes(planned.weight_bytes)
@@ -181,7 +181,7 @@ class TrainProgress:
         cells |= {"held out": self._held_out, "lr": f"{moment.output.lr:.2e}"}
         cells |= {"grad": f"{moment.output.grad_norm:.2f}", "tokens/s": f"{rate:,.0f}"}
         if self._peak is not None:
-            cells["MFU"] = f"{cost.mfu(self._planned.flops_token, rate, self._peak):.1%}"
+            cells["MFU"] = f"{cost.mfu(self._planned.flops_per_token, rate, self._peak):.1%}"
         cells |= {"memory": format_bytes(peak_memory_bytes()), "left": _span(left)}
         return cells
 

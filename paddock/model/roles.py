@@ -4,9 +4,12 @@ Muon Split reads the splits: every head of an up-projection is orthogonalized on
 value rows apart, gate and up apart, experts one by one (a stack is a stack of matrices).
 """
 
+from dataclasses import replace
+
 from torch import nn
 
 from paddock.model.attention.gqa import GQA
+from paddock.model.attention.indexer import Indexer
 from paddock.model.attention.mla import MLA
 from paddock.model.config import MLASettings, ModelConfig
 from paddock.model.moe import GroupedExperts, TopKRouter
@@ -36,10 +39,29 @@ def parameter_roles(
     head = getattr(network, "head", None)
     if head is not None and not config.tied:
         special[id(head.weight)] = ParameterRole("head")
+    parts = _parts(network)
     return [
-        NamedParameter(name, parameter, special.get(id(parameter), _plain(parameter)))
+        NamedParameter(
+            name,
+            parameter,
+            replace(
+                special.get(id(parameter), _plain(parameter)), part=parts.get(id(parameter), "")
+            ),
+        )
         for name, parameter in network.named_parameters()
     ]
+
+
+def _parts(network: nn.Module) -> dict[int, str]:
+    """Parameters of the MTP layer and of indexers; the MTP layer's own indexer is an indexer."""
+    parts: dict[int, str] = {}
+    mtp = getattr(network, "mtp", None)
+    if mtp is not None:
+        parts |= {id(parameter): "mtp" for parameter in mtp.parameters()}
+    for module in network.modules():
+        if isinstance(module, Indexer):
+            parts |= {id(parameter): "indexer" for parameter in module.parameters()}
+    return parts
 
 
 def _plain(parameter: nn.Parameter) -> ParameterRole:

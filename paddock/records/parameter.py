@@ -36,6 +36,7 @@ class ParameterRole:
 
     kind: ParameterKind
     split: MuonSplit | None = None
+    part: str = ""  # "indexer", "mtp" or "": what a stage may train alone or freeze
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ParameterKind):

@@ -95,7 +95,7 @@ def task_teachers(settings: RLSettings) -> dict[str, TaskTeacher]:
 def health_signals(study: TrainStats, tally: RolloutStats, lags: Sequence[int]) -> HealthSignals:
     return HealthSignals(
         entropy=study.mean("entropy"),
-        logprob_diff=study.mean("gap"),
+        logprob_diff=study.mean("logprob_diff"),
         masked=study.mean("masked"),
         num_groups=tally.num_groups,
         num_zero_variance=tally.num_zero_variance,
