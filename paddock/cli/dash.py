@@ -63,7 +63,7 @@ def _serve(
 
     shelf = RunIndex(folders)
     watch = EngineMonitor(engine, os.environ.get("PADDOCK_API_KEY")) if engine else None
-    app = build_app(DashboardApp(shelf=shelf, open_words=open_token_text, engine=watch, host=host))
+    app = build_app(DashboardApp(run_index=shelf, open_token_text=open_token_text, engine=watch, host=host))
     config = uvicorn_config(app)
     sock.listen(config.backlog)  # whoever reads the address may already knock
     url = socket_url(sock)
