@@ -96,7 +96,9 @@ def smoothing_toggle(points: float) -> Html:
     """Checkbox that turns the smoothing of all charts of a page on and off."""
     checkbox = tag("input", type="checkbox", checked="checked", id="smooth")
     return tag(
-        "label", checkbox, f"Smoothing over about {points:,.0f} steps; single steps are faint"
+        "label",
+        checkbox,
+        f"Smoothing over about {points:,.0f} step{'s' * (points > 1)}; single steps are faint",
     )
 
 

@@ -74,7 +74,9 @@ def fit_scale(
     low, high = min(found, default=1.0), max(found, default=1.0)
     if zero and not log:
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:
+    if zero and not log and low == high:  # only zeros
+        high = 1.0
+    elif low == high:
         half = (abs(low) or 1) / 2
         low, high = (low / 2, high * 2) if log else (low - half, low + half)
     elif log:

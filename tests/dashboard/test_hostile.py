@@ -12,9 +12,17 @@ from paddock.dashboard.app import DashboardApp, build_app
 from paddock.dashboard.run_index import RunIndex
 from tests.dashboard.ledgers import write_rl_run
 
-PAGES = ("/api/runs", "/api/curves?metric=reward&run=rl", "/api/rollouts?run=rl",
-         "/api/failures?run=rl", "/api/group?run=rl&ordinal=0", "/api/timeline?run=rl", "/api/engine?run=rl",
-         "/api/network?run=rl", "/report?run=rl")  # fmt: skip
+PAGES = (
+    "/api/runs",
+    "/api/curves?metric=reward&run=rl",
+    "/api/rollouts?run=rl",
+    "/api/failures?run=rl",
+    "/api/group?run=rl&ordinal=0",
+    "/api/timeline?run=rl",
+    "/api/engine?run=rl",
+    "/api/network?run=rl",
+    "/report?run=rl",
+)
 
 
 def client_of(folder: Path) -> TestClient:

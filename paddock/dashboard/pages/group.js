@@ -29,7 +29,7 @@ export async function show(page, query) {
       h("div", { class: "head" }, h("b", {}, `rollout ${rollout.rollout}`), reward),
       h("p", { class: "facts" }, facts.filter(Boolean).join(", "), parts ? h("br") : null, parts, rollout.note ? h("br") : null, rollout.note),
       rollout.branches ? messageList(rollout.messages.slice(skip)) : h("p", { class: "facts" }, "tokens were deleted after training"),
-      !rollout.branches ? null : h("a", { class: "to-tokens", href: link("tokens", { run, ordinal, rollout: rollout.rollout }) }, "tokens"));
+      !rollout.branches ? null : h("a", { class: "to-tokens", href: link("tokens", { run, ordinal, rollout: rollout.rollout }) }, "view tokens"));
   }
 }
 

@@ -34,15 +34,15 @@ export async function show(page) {
 
   async function curves() {
     const wanted = found.runs.filter((run) => selected.has(run.run) && run.metrics.includes(metric));
-    const found_curves = wanted.length ? await get("/api/curves", { metric, run: wanted.map((run) => run.run), smooth: smooth ? Math.max(1, Math.round(Math.max(...wanted.map((run) => run.step)) / 100)) : 0 }) : {};
+    const data = wanted.length ? await get("/api/curves", { metric, run: wanted.map((run) => run.run), smooth: smooth ? Math.max(1, Math.round(Math.max(...wanted.map((run) => run.step)) / 100)) : 0 }) : {};
     const traces = [];
     let unit = "", log = false;
     wanted.forEach((run, i) => {
-      const one = found_curves[run.run];
+      const one = data[run.run];
       if (!one) return;
       const x = one[xAxis].length ? one[xAxis] : one.step;
       const style = series(i);
-      unit = one.unit || one.title; log = one.log;
+      unit = [one.title, one.unit].filter(Boolean).join(", "); log = one.log;
       const line = { x, type: "scatter", mode: one.marks || one.y.length < 3 ? "lines+markers" : "lines", hovertemplate: "%{y:.5g}<extra>%{fullData.name}</extra>" };
       if (one.smooth.length) traces.push({ ...line, y: one.y, name: plain(run.run), showlegend: false, hoverinfo: "skip", hovertemplate: null, line: { ...style, width: 1 }, opacity: 0.25 });
       traces.push({ ...line, y: one.smooth.length ? one.smooth : one.y, name: plain(run.run), line: { ...style, width: 2 } });
@@ -55,7 +55,7 @@ export async function show(page) {
   }
 
   function rows() {
-    const head = ["", "run", "stage", "", "step", "", "elapsed", "last update", ""];
+    const head = ["", "run", "stage", "status", "step", "metric", "elapsed", "last update", ""];
     list.replaceChildren(h("div", { class: "scroll" }, h("table", { class: "runs" },
       h("thead", {}, h("tr", {}, head.map((text, i) => h("th", { class: [4, 5, 6].includes(i) ? "number" : null }, text)))),
       h("tbody", {}, found.runs.map((run) => {
