@@ -73,18 +73,18 @@ def opened(runs: Path) -> tuple[float, dict[str, float]]:
             client.get(path, params=query, timeout=60).raise_for_status()  # type: ignore[arg-type]
             return time.perf_counter() - start
 
-        first = ask("/api/runs") + ask("/api/rl", run="large")
+        first = ask("/api/runs") + ask("/api/rollouts", run="large")
         seconds = time.perf_counter() - began
         return seconds, {
             "the first time": first,
             "runs": ask("/api/runs"),
-            "rewards": ask("/api/rl", run="large"),
-            "one update": ask("/api/rl", run="large", update=3),
+            "rewards": ask("/api/rollouts", run="large"),
+            "one step": ask("/api/rollouts", run="large", step=3),
             "group": ask("/api/group", run="large", ordinal=17),
-            "tokens": ask("/api/attempt", run="large", ordinal=17, member=3),
+            "tokens": ask("/api/rollout", run="large", ordinal=17, rollout=3),
             "timeline": ask("/api/timeline", run="large"),
             "failures": ask("/api/failures", run="large"),
-            "radix tree": ask("/api/prefixes", run="large"),
+            "prefix tree": ask("/api/prefix_tree", run="large"),
         }
 
 

@@ -106,7 +106,7 @@ def corpus_of(run: Path) -> tuple[Corpus, Tokenizer]:
 
 def last_held_out(run: Path) -> float:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return float([line["held_out"] for line in lines if "held_out" in line][-1])
+    return float([line["val_loss"] for line in lines if "val_loss" in line][-1])
 
 
 def optimizer_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> list[Claim]:

@@ -1,27 +1,28 @@
-"""The journal, for human eyes: pages that need nothing but themselves.
+"""Read-only web dashboard of runs, and self-contained HTML reports.
 
-bar_charts.py  groups of numbers side by side
-comparison.py  several runs on one page
-metrics.py   the curves of a run
-demo/        a small run that comes with the package
-demo.py      laying it out
-engine_monitor.py  an engine's own numbers
-rollouts.py  what a ledger holds, down to the token
-charts.py    a line chart
-run_view.py  a run folder as it lies on disk
-html.py      HTML that cannot be broken into
-page.css     how pages look, by day and by night
-page.js      the readout under the pointer
-pages/       the dashboard in the browser: plain modules, no build step
-prefix_tree.py  what attempts share, as a radix tree
-run_report.py  one run on one page
-jsonl_pages.py  rows that a run writes as it goes, read from the end
-scale.py     axes, and how numbers are written
-series.py    curves as plain numbers
-app.py       run folders in a browser, read-only
-run_index.py  the runs under some folders
-pipeline_report.py  a whole plan on one page
-messages.py  tokens as a conversation
+app.py              FastAPI app: pages and JSON API over run folders
+bar_charts.py       seed plots, stacked bars, heat maps
+charts.py           line charts as SVG
+comparison.py       report that compares several runs
+demo/               two small runs that come with the package
+demo.py             writes the demo runs to a folder
+engine_monitor.py   metrics of a live engine
+html.py             escaped HTML elements, tables, pages
+jsonl_pages.py      rollouts.jsonl, engine.jsonl and network.jsonl, a page at a time
+messages.py         tokens as chat messages
+metrics.py          titles, units and charts of metrics
+old_names.py        names in the files of older runs
+page.css            style of reports and dashboard, light and dark
+page.js             hover readout and legend of report charts
+pages/              dashboard in the browser: plain JavaScript modules, no build step
+pipeline_report.py  report of a pipeline: metrics after each stage
+prefix_tree.py      prefixes that rollouts share, as a radix tree
+rollouts.py         groups, rollouts and tokens of a ledger as JSON
+run_index.py        the runs below some folders
+run_report.py       report of one run
+run_view.py         a run folder as read from disk
+scale.py            axis scales, ticks and number formats
+series.py           metric series: smoothing, downsampling, averaging
 """
 
 from paddock.dashboard.app import DashboardApp, build_app

@@ -1,8 +1,8 @@
-"""Run folders in a browser, while they grow or long after: read, never written.
+"""FastAPI app of the dashboard: pages and a JSON API over run folders, which are never written.
 
-Whatever a run holds is hostile: a model wrote it. Pages get it as JSON and put it into the document
-as text; a policy of the browser (CSP) forbids scripts other than ours; and only requests that name
-this machine by its address are answered, so that no page from elsewhere can ask in its place.
+The content of a run is untrusted: a model wrote it. Pages get it as JSON and insert it as text, a
+content security policy forbids scripts other than ours, and only requests with an allowed host name
+are answered, which prevents DNS rebinding.
 """
 
 import base64
@@ -48,70 +48,78 @@ HEADERS = {
 }
 
 
-# What SQLite can hold; FastAPI refuses the rest.
+FAILURES = "failures/"  # prefix of the metrics that count failed rollouts by kind
+# Integers that SQLite can hold; FastAPI rejects others.
 Number = Annotated[int, Interval(ge=0, lt=2**63)]
 
 
 class DashboardError(ValueError):
-    """Why there is no dashboard; the message says what to do."""
+    """The dashboard cannot start; the message says what to do."""
 
 
 @dataclass(kw_only=True)
 class DashboardApp:
-    """What there is to see, and with what eyes."""
+    """What the dashboard shows: runs, their tokenizers and optionally a live engine."""
 
-    shelf: RunIndex
-    open_words: OpenTokenText
+    run_index: RunIndex
+    open_token_text: OpenTokenText
     engine: EngineMonitor | None = None
     host: str = "127.0.0.1"
     clock: Callable[[], float] = time.time
-    _words: dict[Path, TokenText] = field(default_factory=dict)
+    _token_texts: dict[Path, TokenText] = field(default_factory=dict)
 
     def token_text(self, name: str) -> TokenText:
-        """The tokenizer of a run: its own, its checkpoints', or that of the run it started from."""
-        run = self.shelf.run(name)
-        start = run.recipe.get("start")
-        parent = start.get("folder") if isinstance(start, Mapping) else None
-        folders = [run.path]
-        if isinstance(parent, str) and self.shelf.contains(Path(parent)):
-            folders.append(Path(parent))
-        for folder in (place for each in folders for place in find_tokenizer_folders(each)):
-            if not self.shelf.contains(folder / "tokenizer.json"):  # a link leads elsewhere
+        """The tokenizer of a run: its own, its checkpoints', or that of its initial checkpoint.
+
+        Without one, token ids are shown.
+        """
+        run = self.run_index.run(name)
+        init = run.recipe.get("init")
+        parent = init.get("checkpoint") if isinstance(init, Mapping) else None
+        runs = [run.path]
+        if isinstance(parent, str) and self.run_index.contains(Path(parent)):
+            runs.append(Path(parent))
+        for folder in (folder for each in runs for folder in find_tokenizer_folders(each)):
+            # A symbolic link may lead out of the folders that the dashboard may show.
+            if not self.run_index.contains(folder / "tokenizer.json"):
                 continue
-            if folder not in self._words and (found := self.open_words(folder)) is not None:
-                self._words[folder] = found
-            if folder in self._words:
-                return self._words[folder]
+            if folder not in self._token_texts:
+                if (found := self.open_token_text(folder)) is None:
+                    continue
+                self._token_texts[folder] = found
+            return self._token_texts[folder]
         return TokenIdText()
 
     @contextmanager
     def ledger(self, name: str) -> Iterator[LedgerView]:
-        path = self.shelf.folder(name) / LEDGER_FILE
+        """The ledger of a run, opened read-only. Raises LedgerError if there is none."""
+        path = self.run_index.folder(name) / LEDGER_FILE
         if not is_own_file(path):
-            raise LedgerError(f"{path}: no such ledger")
+            raise LedgerError(f"{path}: ledger not found")
         with LedgerView(path) as view:
             yield view
 
 
 def find_tokenizer_folders(run: Path) -> Iterator[Path]:
+    """Folders of a run that may hold its tokenizer, in order of preference."""
     yield run / "tokenizer"
     yield from sorted(run.glob("checkpoints/step-*/model"), reverse=True)[:1]
     yield run / "model"
 
 
 def plotly_script() -> Path:
-    """Plotly's script, as its Python package brings it."""
+    """Path of plotly.min.js in the installed plotly package."""
     spec = find_spec("plotly")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     for folder in folders:
         script = Path(folder) / "package_data" / "plotly.min.js"
         if script.is_file():
             return script
-    raise DashboardError(f"the dashboard draws with plotly, which is not installed: {INSTALL}")
+    raise DashboardError(f"the dashboard needs plotly, which is not installed: {INSTALL}")
 
 
-def build_app(sight: DashboardApp) -> "FastAPI":
-    """The dashboard as an application."""
+def build_app(dashboard: DashboardApp) -> "FastAPI":
+    """The dashboard as a FastAPI application."""
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse
 
@@ -122,26 +130,26 @@ def build_app(sight: DashboardApp) -> "FastAPI":
     async def guard(
         request: "Request", forward: Callable[["Request"], Awaitable["Response"]]
     ) -> "Response":
-        if not is_allowed_host(request.headers.get("host"), [sight.host]):
-            answer: Response = JSONResponse({"error": "this host name is not ours"}, 403)
+        if not is_allowed_host(request.headers.get("host"), [dashboard.host]):
+            response: Response = JSONResponse({"error": "host name not allowed"}, 403)
         elif request.method not in ("GET", "HEAD"):
-            answer = JSONResponse({"error": "only to be read"}, 405)
+            response = JSONResponse({"error": "read-only: use GET"}, 405)
         else:
-            answer = await forward(request)
+            response = await forward(request)
         for name, value in {"Content-Security-Policy": POLICY, **HEADERS}.items():
-            answer.headers.setdefault(name, value)
-        return answer
+            response.headers.setdefault(name, value)
+        return response
 
-    def explained(_: "Request", error: Exception) -> "Response":
+    def not_found(_: "Request", error: Exception) -> "Response":
         return JSONResponse({"error": str(error)}, 404)
 
     for kind in (ReportError, LedgerError):
-        app.add_exception_handler(kind, explained)
+        app.add_exception_handler(kind, not_found)
 
     _add_pages(app, script)
-    _add_runs(app, sight)
-    _add_ledger(app, sight)
-    _add_rows(app, sight)
+    _add_runs(app, dashboard)
+    _add_ledger(app, dashboard)
+    _add_rows(app, dashboard)
     return app
 
 
@@ -165,12 +173,12 @@ def _add_pages(app: "FastAPI", script: Path) -> None:
     @app.get("/pages/{name}")
     def asset(name: str) -> Response:
         if name not in pages:
-            return JSONResponse({"error": f"there is no page {name!r}"}, 404)
+            return JSONResponse({"error": f"page {name!r} not found"}, 404)
         return Response(pages[name], media_type=KINDS[Path(name).suffix])
 
 
 def _pages() -> dict[str, bytes]:
-    """What may be asked for by name: read once, so that no name is ever a path."""
+    """Files served by name. They are read once: a requested name is never used as a path."""
     here = files("paddock.dashboard")
     found = {
         file.name: file.read_bytes()
@@ -181,43 +189,43 @@ def _pages() -> dict[str, bytes]:
 
 
 def _json(value: Any) -> "Response":
-    """Numbers that are not finite become null."""
+    """A JSON response; non-finite numbers become null."""
     import orjson
     from fastapi.responses import Response
 
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-def _add_runs(app: "FastAPI", sight: DashboardApp) -> None:
+def _add_runs(app: "FastAPI", dashboard: DashboardApp) -> None:
     from fastapi import Query
     from fastapi.responses import Response
 
     @app.get("/api/runs")
     def runs() -> Response:
-        found, now = [], sight.clock()
-        for name in sight.shelf.names():
+        found, now = [], dashboard.clock()
+        for name in dashboard.run_index.names():
             try:
-                found.append(summarize_run(name, sight.shelf.run(name), now))
-            except (ReportError, OSError):  # gone since it was found
+                found.append(summarize_run(name, dashboard.run_index.run(name), now))
+            except (ReportError, OSError):  # deleted since the last scan
                 continue
-        return _json({"runs": found, "engine": sight.engine is not None, "now": now})
+        return _json({"runs": found, "engine": dashboard.engine is not None, "now": now})
 
     @app.get("/api/curves")
     def curves(metric: str, run: list[str] = Query(), smooth: float = 0.0) -> Response:  # noqa: B008
         found = {}
         for name in run:
-            folder = sight.shelf.run(name)
+            folder = dashboard.run_index.run(name)
             if metric in folder.metrics:
                 found[name] = curve_data(folder, metric, smooth=smooth)
         return _json(found)
 
     @app.get("/report")
-    def told(run: str) -> Response:
-        folder = sight.shelf.run(run)
-        if any(event.get("kind") == "plan" for event in folder.events):
+    def report(run: str) -> Response:
+        folder = dashboard.run_index.run(run)
+        if any(event.get("kind") == "pipeline_started" for event in folder.events):
             text = page(run, *pipeline_report_page(read_pipeline_report(folder.path)))
         else:
-            text = page(run, *run_report(folder, sight.clock()))
+            text = page(run, *run_report(folder, dashboard.clock()))
         own = files("paddock.dashboard").joinpath("page.js").read_bytes()
         digest = base64.b64encode(sha256(own).digest()).decode()
         policy = POLICY.replace("script-src 'self'", f"script-src 'sha256-{digest}'")
@@ -228,87 +236,94 @@ def _add_runs(app: "FastAPI", sight: DashboardApp) -> None:
         )
 
 
-def _add_ledger(app: "FastAPI", sight: DashboardApp) -> None:
+def _add_ledger(app: "FastAPI", dashboard: DashboardApp) -> None:
     from fastapi.responses import Response
 
-    @app.get("/api/rl")
+    @app.get("/api/rollouts")
     def overview(  # noqa: PLR0913  a query
         run: str,
         task: str = "",
         status: str = "",
-        update: Number | None = None,
+        step: Number | None = None,
         before: Number | None = None,
         low: float | None = None,
         high: float | None = None,
     ) -> Response:
-        wish = rollouts.RolloutQuery(
-            task=task, status=status, update=update, before=before, low=low, high=high
+        query = rollouts.RolloutQuery(
+            task=task, status=status, step=step, before=before, low=low, high=high
         )
-        with sight.ledger(run) as ledger:
-            return _json(rollouts.rollout_overview(ledger, wish))
+        with dashboard.ledger(run) as ledger:
+            return _json(rollouts.rollout_overview(ledger, query))
 
     @app.get("/api/failures")
     def failures(
-        run: str, task: str = "", update: Number | None = None, before: Number | None = None
+        run: str, task: str = "", step: Number | None = None, before: Number | None = None
     ) -> Response:
-        wish = rollouts.RolloutQuery(task=task, update=update, before=before)
-        lines = sight.shelf.run(run).lines
-        kinds = sorted({name for line in lines for name in line if name.startswith("failed_")})
+        query = rollouts.RolloutQuery(task=task, step=step, before=before)
+        lines = dashboard.run_index.run(run).lines
+        names = sorted({name for line in lines for name in line if name.startswith(FAILURES)})
         by_step = {
             "step": [line["step"] for line in lines],
-            "kinds": {k.removeprefix("failed_"): [line.get(k, 0) for line in lines] for k in kinds},
+            "kinds": {
+                rollouts.failure_label(name.removeprefix(FAILURES)): [
+                    line.get(name, 0) for line in lines
+                ]
+                for name in names
+            },
         }
-        with sight.ledger(run) as ledger:
-            return _json({**rollouts.failure_summary(ledger, wish), "by_step": by_step})
+        with dashboard.ledger(run) as ledger:
+            return _json({**rollouts.failure_summary(ledger, query), "by_step": by_step})
 
     @app.get("/api/group")
     def group(run: str, ordinal: Number) -> Response:
-        with sight.ledger(run) as ledger:
-            return _json(rollouts.group_detail(ledger, ordinal, sight.token_text(run)))
+        with dashboard.ledger(run) as ledger:
+            return _json(rollouts.group_detail(ledger, ordinal, dashboard.token_text(run)))
 
-    @app.get("/api/attempt")
-    def attempt(run: str, ordinal: Number, member: Number, branch: Number = 0) -> Response:
-        with sight.ledger(run) as ledger:
+    @app.get("/api/rollout")
+    def rollout(run: str, ordinal: Number, rollout: Number, branch: Number = 0) -> Response:
+        with dashboard.ledger(run) as ledger:
             return _json(
-                rollouts.rollout_detail(ledger, ordinal, member, branch, sight.token_text(run))
+                rollouts.rollout_detail(ledger, ordinal, rollout, branch, dashboard.token_text(run))
             )
 
-    @app.get("/api/find")
-    def find(run: str, task: str, number: Number) -> Response:
-        with sight.ledger(run) as ledger:
+    @app.get("/api/group_id")
+    def group_id(run: str, task: str, number: Number) -> Response:
+        with dashboard.ledger(run) as ledger:
             return _json({"ordinal": ledger.find_ordinal(task, number)})
 
-    @app.get("/api/prefixes")
-    def shared(run: str, update: Number | None = None) -> Response:
-        with sight.ledger(run) as ledger:
-            return _json(prefix_tree.prefix_tree_view(ledger, update, sight.token_text(run)))
+    @app.get("/api/prefix_tree")
+    def shared_prefixes(run: str, step: Number | None = None) -> Response:
+        with dashboard.ledger(run) as ledger:
+            return _json(prefix_tree.prefix_tree_view(ledger, step, dashboard.token_text(run)))
 
 
-def _add_rows(app: "FastAPI", sight: DashboardApp) -> None:
+def _add_rows(app: "FastAPI", dashboard: DashboardApp) -> None:
     from fastapi.responses import Response
 
-    def some(run: str, file: str, before: int | None) -> tuple[list[jsonl_pages.Row], int]:
-        return jsonl_pages.read_page(sight.shelf.folder(run) / file, before)
+    def read_rows(run: str, file: str, before: int | None) -> tuple[list[jsonl_pages.Row], int]:
+        return jsonl_pages.read_page(dashboard.run_index.folder(run) / file, before)
 
     @app.get("/api/timeline")
     def timeline(run: str, before: Number | None = None) -> Response:
-        folder = sight.shelf.run(run)
+        folder = dashboard.run_index.run(run)
         return _json(jsonl_pages.timeline(folder.path / jsonl_pages.ROLLOUTS, before, folder.lines))
 
     @app.get("/api/engine")
     def engine(run: str, before: Number | None = None) -> Response:
-        found, start = some(run, jsonl_pages.ENGINE, before)
+        found, start = read_rows(run, jsonl_pages.ENGINE, before)
         return _json({"rows": found, "before": start or None})
 
     @app.get("/api/engine/live")
     def live() -> Response:
-        if sight.engine is None:
-            raise ReportError("no engine is watched: start with --engine URL")
-        return _json(sight.engine.poll())
+        if dashboard.engine is None:
+            raise ReportError("no live engine: start with --engine-url URL")
+        return _json(dashboard.engine.poll())
 
     @app.get("/api/network")
     def network(run: str) -> Response:
-        found, _ = some(run, jsonl_pages.NETWORK, None)
-        lines = sight.shelf.run(run).lines
-        uneven = [(line["step"], line["imbalance"]) for line in lines if "imbalance" in line]
-        return _json({"rows": found, "imbalance": uneven})
+        found, _ = read_rows(run, jsonl_pages.NETWORK, None)
+        lines = dashboard.run_index.run(run).lines
+        imbalance = [
+            (line["step"], line["expert_imbalance"]) for line in lines if "expert_imbalance" in line
+        ]
+        return _json({"rows": found, "expert_imbalance": imbalance})

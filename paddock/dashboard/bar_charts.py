@@ -1,4 +1,4 @@
-"""Groups of numbers side by side: by seed, by share, by row and column."""
+"""Seed plots, stacked bars and heat maps as HTML and SVG."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import floor, isfinite, log10
@@ -8,20 +8,20 @@ from paddock.dashboard.charts import colour_class
 from paddock.dashboard.html import Html, join, tag
 from paddock.dashboard.scale import AxisScale, fit_scale, format_number, tick_labels
 
-WIDE, HIGH = 1000, 100  # the drawing's own units
+WIDE, HIGH = 1000, 100  # in units of the SVG view box
 
 
 def seed_plot(
     title: str, groups: Mapping[str, Sequence[float]], *, label: str, from_zero: bool = False
 ) -> Html:
-    """A row a group: a dot for every seed, a bar at their mean, one standard deviation around it.
+    """One row per group: a dot per seed, a mark at the mean, a line of one standard deviation.
 
-    `from_zero` draws columns and an axis that begins at zero; otherwise the axis holds the dots
-    alone, which shows small differences and no proportions.
+    With `from_zero` the axis starts at zero and bars are drawn; otherwise it fits the dots, which
+    shows small differences but no proportions.
     """
     finite = {name: [v for v in values if isfinite(v)] for name, values in groups.items()}
-    reach = [edge for values in finite.values() for edge in (*values, *_around(values))]
-    across = fit_scale(reach, zero=from_zero, pad=0.06)
+    extent = [edge for values in finite.values() for edge in (*values, *_around(values))]
+    across = fit_scale(extent, zero=from_zero, pad=0.06)
     rows = [
         join(
             (
@@ -54,10 +54,12 @@ def _around(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def format_mean_std(values: Sequence[float]) -> str:
-    """Mean and standard deviation, both to the second digit of the deviation.
+    """Mean and standard deviation, both to the second significant digit of the deviation.
 
-    >>> format_mean_std([0.573, 0.615, 0.575]), format_mean_std([2.0]), format_mean_std([1.0, float("nan")])
-    ('0.588 ± 0.024', '2', '1 (1 of 2 not finite)')
+    >>> format_mean_std([0.573, 0.615, 0.575]), format_mean_std([2.0])
+    ('0.588 ± 0.024', '2')
+    >>> format_mean_std([1.0, float("nan")])
+    '1 (1 of 2 not finite)'
     """
     finite = [value for value in values if isfinite(value)]
     if not finite:
@@ -98,7 +100,7 @@ def _track(number: int, values: Sequence[float], across: AxisScale, from_zero: b
 
 
 def stacked_bar(parts: Mapping[str, float], show: Callable[[float], str]) -> Html:
-    """What a whole is made of, each part as wide as its share."""
+    """A bar whose segments are as wide as their share, with a legend."""
     whole = sum(parts.values()) or 1.0
     pieces = [
         tag("div", class_=colour_class(i), style=f"width:{100 * value / whole:.2f}%")
@@ -121,8 +123,10 @@ def heat_map(
     low: float = 0.0,
     high: float = 1.0,
 ) -> Html:
-    """A table whose cells are the stronger the higher they are; `low` is paper, `high` full colour,
-    None was not measured. Every cell also says its number."""
+    """A table whose cells are coloured by value, from `low` (background) to `high` (full colour).
+
+    None is shown as not measured. Every cell also shows its number.
+    """
 
     def cell(value: float | None) -> Html:
         if value is None or not isfinite(value):

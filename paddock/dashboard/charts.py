@@ -1,8 +1,8 @@
-"""Pictures from plain numbers, as SVG between HTML labels.
+"""Line charts as SVG with HTML labels.
 
-The drawing stretches with the page while its lines and letters keep their size, so one picture
-serves a desk and a telephone. Colours live in page.css, the readout under the pointer in page.js;
-without either the picture still reads.
+The SVG stretches with the page while lines and labels keep their size, so that one chart serves
+desktop and phone. Colours are in page.css, the hover readout in page.js; a chart is readable
+without either.
 """
 
 import json
@@ -15,22 +15,22 @@ from paddock.dashboard.html import Html, join, tag
 from paddock.dashboard.scale import AxisScale, fit_scale, format_number, tick_labels
 from paddock.dashboard.series import MetricSeries, downsample, smooth_ema
 
-SIDE = 1000  # the drawing's own units, both ways
-COLUMNS = 250  # as many as a curve has on a wide screen
-DOTS = 60  # more of them would hide the line
-COLOURS = 4  # of page.css: as many as every eye tells apart; beyond them the dashes change
+SIDE = 1000  # width and height of the SVG view box
+COLUMNS = 250  # of a downsampled curve
+DOTS = 60  # with more points no dots are drawn: they would hide the line
+COLOURS = 4  # in page.css, distinguishable by everyone; further series differ by dashes
 
 
 @dataclass(frozen=True, slots=True)
 class ChartAxis:
     label: str
     log: bool = False
-    zero: bool = False  # begins at zero; else where the data does
+    zero: bool = False  # starts at zero; otherwise fits the data
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLine:
-    """A level to compare curves with."""
+    """A horizontal line to compare curves with."""
 
     name: str
     y: float
@@ -45,11 +45,11 @@ def line_chart(
     rules: Sequence[ReferenceLine] = (),
     smooth: float = 0,
 ) -> Html:
-    """Curves over one axis, with a legend where there are several.
+    """Curves over a common axis, with a legend if there are several.
 
-    `smooth`: points of the average drawn over a curve, which `smooth_switch` takes away; curves of
-    marks and bands stay as they are. Values that have no place (not finite, or not positive on a
-    logarithmic axis) are counted below.
+    `smooth` is the window of a moving average drawn over each curve, which `smoothing_toggle` turns
+    off; series with marks or bands are not smoothed. Values that cannot be drawn (not finite, or
+    not positive on a logarithmic axis) are counted below the chart.
     """
     across = fit_scale((value for one in series for value in one.x), log=x.log, zero=x.zero)
     heights = [v for one in series for v in (*one.y, *one.low, *one.high)]
@@ -63,7 +63,7 @@ def line_chart(
         viewBox=f"0 0 {SIDE} {SIDE}",
         preserveAspectRatio="none",
         role="img",
-        aria_label=_told(title, series, rules, x.label),
+        aria_label=_description(title, series, rules, x.label),
     )
     marks = tick_labels(upwards.ticks())
     return tag(
@@ -79,7 +79,7 @@ def line_chart(
             class_="frame",
             style=f"--margin:{max((len(mark) for mark in marks), default=1)}ch",
         ),
-        _unseen(series, y.log),
+        _hidden_values(series, y.log),
         class_="chart",
         data_chart=json.dumps(
             {
@@ -93,15 +93,17 @@ def line_chart(
 
 
 def smoothing_toggle(points: float) -> Html:
-    """Turns the averages of all curves of a page off and on."""
-    switch = tag("input", type="checkbox", checked="checked", id="smooth")
+    """Checkbox that turns the smoothing of all charts of a page on and off."""
+    checkbox = tag("input", type="checkbox", checked="checked", id="smooth")
     return tag(
-        "label", switch, f"Curves averaged over about {points:,.0f} steps, single steps faint"
+        "label",
+        checkbox,
+        f"Smoothing over about {points:,.0f} step{'s' * (points > 1)}; single steps are faint",
     )
 
 
 class _Curve:
-    """A series as it is drawn: thinned, with its average beside it."""
+    """A series as it is drawn: downsampled, with its moving average."""
 
     def __init__(self, number: int, series: MetricSeries, smooth: float) -> None:
         average = smooth > 1 and not series.marks and not series.low and len(series.y) > smooth
@@ -129,7 +131,7 @@ class _Curve:
         return tag("g", join(parts), class_=f"series {self.colour}")
 
     def data(self) -> dict[str, object]:
-        """What the readout under the pointer needs."""
+        """Data of the hover readout."""
         columns = {"x": self.series.x, "y": self.series.y, "smooth": self.smooth}
         columns |= {"low": self.series.low, "high": self.series.high, "step": self.series.step}
         return {
@@ -140,7 +142,7 @@ class _Curve:
 
 
 def colour_class(number: int) -> str:
-    """The classes of the number-th of several things that are told apart."""
+    """CSS classes (colour and dash) of the series with this number."""
     return f"c{number % COLOURS} d{number // COLOURS % 3}"
 
 
@@ -159,7 +161,7 @@ def _points(
     across: AxisScale,
     upwards: AxisScale,
 ) -> list[Point | None]:
-    """Places in the drawing; None where a value cannot be shown."""
+    """Points in view-box units; None where a value cannot be drawn."""
     shown = [isfinite(y[i]) and (y[i] > 0 or not upwards.log) for i in kept]
     shown = [ok and (x[i] > 0 or not across.log) for ok, i in zip(shown, kept, strict=True)]
     return [
@@ -169,7 +171,7 @@ def _points(
 
 
 def _pieces(places: Sequence[T | None]) -> Iterator[list[T]]:
-    """What lies between gaps."""
+    """Runs of values between gaps."""
     piece: list[T] = []
     for place in [*places, None]:
         if place is not None:
@@ -180,7 +182,7 @@ def _pieces(places: Sequence[T | None]) -> Iterator[list[T]]:
 
 
 def _line(points: Sequence[Point | None]) -> str:
-    """A point alone between gaps is drawn too: a line of no length, with a round end."""
+    """SVG path of a line. A single point between gaps is a line of zero length with round caps."""
     return "".join(
         f"M{_joined(piece)}" if len(piece) > 1 else f"M{_joined(piece)}h0"
         for piece in _pieces(points)
@@ -192,7 +194,7 @@ def _dots(points: Sequence[Point | None]) -> str:
 
 
 def _band(low: Sequence[Point | None], high: Sequence[Point | None]) -> str:
-    """There along the lower edge, back along the upper one."""
+    """SVG path of the area between two lines."""
     pairs = [
         None if below is None or above is None else (below, above)
         for below, above in zip(low, high, strict=True)
@@ -222,7 +224,7 @@ def _rule(rule: ReferenceLine, upwards: AxisScale) -> Html:
 
 
 def _rule_names(rules: Sequence[ReferenceLine], upwards: AxisScale) -> Iterator[Html]:
-    """Above their lines, or below where the line above is too near."""
+    """Labels above their lines, or below if the line above is too close."""
     taken: list[float] = []
     for rule in sorted(rules, key=lambda rule: -rule.y):
         top = 1 - upwards.at(rule.y)
@@ -252,28 +254,29 @@ def _legend(series: Sequence[MetricSeries]) -> Html:
     return tag("div", join(keys), class_="legend")
 
 
-def _told(
+def _description(
     title: str, series: Sequence[MetricSeries], rules: Sequence[ReferenceLine], x: str
 ) -> str:
-    """The picture in words, for those who cannot see it."""
-    said = []
+    """The chart in words, for screen readers."""
+    parts = []
     for one in series:
         finite = [(x, y) for x, y in zip(one.x, one.y, strict=True) if isfinite(y)]
         if finite:
             (first_x, first), (last_x, last) = finite[0], finite[-1]
             lowest, highest = min(y for _, y in finite), max(y for _, y in finite)
-            said.append(
-                f"{one.name} from {format_number(first)} at {format_number(first_x)} {x} to {format_number(last)} at "
-                f"{format_number(last_x)}, lowest {format_number(lowest)}, highest {format_number(highest)}"
+            parts.append(
+                f"{one.name} from {format_number(first)} at {format_number(first_x)} {x} "
+                f"to {format_number(last)} at {format_number(last_x)}, "
+                f"lowest {format_number(lowest)}, highest {format_number(highest)}"
             )
         else:
-            said.append(f"{one.name} has no value")
-    said += [f"{rule.name} {format_number(rule.y)}" for rule in rules]
-    return f"{title}: {'; '.join(said)}."
+            parts.append(f"{one.name} has no value")
+    parts += [f"{rule.name} {format_number(rule.y)}" for rule in rules]
+    return f"{title}: {'; '.join(parts)}."
 
 
-def _unseen(series: Sequence[MetricSeries], log: bool) -> Html:
-    """Values that have no place in the picture, counted."""
+def _hidden_values(series: Sequence[MetricSeries], log: bool) -> Html:
+    """A note on the values that cannot be drawn, by series."""
     lines = []
     for one in series:
         hidden = [

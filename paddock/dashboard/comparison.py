@@ -1,4 +1,4 @@
-"""Several runs on one page: arms of an ablation, each with its seeds."""
+"""Comparison report: arms of an ablation, each with the runs of its seeds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,23 +22,25 @@ from paddock.dashboard.scale import format_number
 from paddock.dashboard.series import MetricSeries, average_runs, smooth_ema
 
 Arms = Mapping[str, Sequence[RunView]]
+DEFAULT_METRICS = ("val_loss", "loss", "indexer_loss")  # the first that all runs have
 
 
 def write_comparison(
     arms: Mapping[str, Sequence[str | Path]], out: str | Path, *, metric: str | None = None
 ) -> Path:
-    """Write the page that compares `arms`, each a name and the run folders of its seeds.
+    """Write the report that compares `arms`, each a name with the run folders of its seeds.
 
-    `metric` decides; by default the held-out loss, or the loss where nothing was held out.
+    `metric` is what is compared; by default the validation loss, or the loss without validation.
+    Raises ReportError with fewer than two runs or if a run lacks the metric.
     """
     found = {name: [read_run(folder) for folder in folders] for name, folders in arms.items()}
     if sum(map(len, found.values())) < 2 or not all(found.values()):
-        raise ReportError("a comparison needs two runs, and every arm one")
+        raise ReportError("a comparison needs at least two runs, and every arm at least one")
     chosen = metric or _common(found)
     for run in (run for runs in found.values() for run in runs):
         if chosen not in run.metrics:
-            held = ", ".join(run.metrics) or "no step at all"
-            raise ReportError(f"{run.path}: no metric '{chosen}'; it has {held}")
+            known = ", ".join(run.metrics) or "none"
+            raise ReportError(f"{run.path}: metric '{chosen}' not found; metrics: {known}")
     file = Path(out)
     names = ", ".join(found) if len(found) <= 4 else f"{len(found)} arms"
     title = f"{metric_display(chosen).title}: {names}"
@@ -48,50 +50,49 @@ def write_comparison(
 
 def _common(arms: Arms) -> str:
     runs = [run for found in arms.values() for run in found]
-    for metric in ("held_out", "loss", "indexer"):
+    for metric in DEFAULT_METRICS:
         if all(metric in run.metrics for run in runs):
             return metric
-    raise ReportError("the runs share none of held_out, loss, indexer; name a metric")
+    raise ReportError(
+        f"the runs have none of {', '.join(DEFAULT_METRICS)} in common; choose a metric"
+    )
 
 
 def comparison(arms: Arms, metric: str) -> Iterator[Html]:
     shown = metric_display(metric)
     ends = {name: [final_value(run.curve(metric)) for run in runs] for name, runs in arms.items()}
     finals = {name: [value for value, _ in found] for name, found in ends.items()}
-    said = next(iter(ends.values()))[0][1]
+    meaning = next(iter(ends.values()))[0][1]
     runs = sum(map(len, arms.values()))
-    yield tag("p", f"{runs} runs in {len(arms)} arms, by the {said} of each.", class_="lead")
+    yield tag("p", f"{runs} runs in {len(arms)} arms, compared by {meaning}.", class_="lead")
     yield join(tag("p", f"Note: {text}.", class_="note") for text in comparison_notes(arms))
-    yield seed_plot(f"{shown.title}, {said}", finals, label=shown.unit)
-    explained = (
-        "A dot for each run, a bar at their mean, a line one standard deviation either side."
-    )
-    yield tag("p", explained)
+    yield seed_plot(f"{shown.title}, {meaning}", finals, label=shown.unit)
+    yield tag("p", "Dots: runs. Bar: mean. Line: one standard deviation either side.")
     yield significance_table(finals)
     yield section("Curves", *comparison_curves(arms, metric))
-    yield section("What differs", settings_diff(arms))
+    yield section("Settings that differ", settings_diff(arms))
     yield section(
         "Runs",
         table(
             ("arm", "run", "seed", "steps", "tokens", shown.title.lower()),
             _rows(arms, finals),
-            words=2,
+            text_columns=2,
         ),
     )
 
 
 def comparison_notes(arms: Arms) -> Iterator[str]:
-    """What makes a comparison unfair."""
+    """What makes the comparison unfair."""
     tokens = {name: fmean((run.tokens or [0.0])[-1] for run in runs) for name, runs in arms.items()}
     if min(tokens.values()) < 0.99 * max(tokens.values()):
-        said = ", ".join(f"{name} {format_number(count)}" for name, count in tokens.items())
-        yield f"the arms did not see equally many tokens: {said}"
+        counts = ", ".join(f"{name} {format_number(count)}" for name, count in tokens.items())
+        yield f"arms trained on different numbers of tokens: {counts}"
     for name, runs in arms.items():
         for run in runs:
             if run.steps_planned and run.steps_done < run.steps_planned:
-                stand = f"step {run.steps_done:,} of {run.steps_planned:,}"
-                yield f"{name}: {run.name} stands at {stand}"
-            yield from (f"{name}: {run.name}: {complaint}" for complaint in run.warnings)
+                step = f"step {run.steps_done:,} of {run.steps_planned:,}"
+                yield f"{name}: {run.name} is at {step}"
+            yield from (f"{name}: {run.name}: {warning}" for warning in run.warnings)
         if changed := _differing([flatten(run.recipe) for run in runs]) - MAY_DIFFER_IN_ARM:
             yield f"the runs of {name} differ in {', '.join(sorted(changed))}"
 
@@ -100,21 +101,21 @@ MAY_DIFFER_IN_ARM = {"seed", "init.checkpoint"}  # runs of one arm may differ in
 
 
 def significance_table(finals: Mapping[str, Sequence[float]]) -> Html:
-    """Every arm against the first, with what chance alone would do to the difference."""
+    """Every arm against the first: difference of the means, also in standard errors."""
     first, *others = finals
     rows = [(first, format_mean_std(finals[first]), "", "")]
     for name in others:
-        gap = fmean(finals[name]) - fmean(finals[first])
-        chance = _standard_error(finals[name], finals[first])
-        share = f"{abs(gap) / chance:.1f}" if chance and isfinite(chance) else ""
-        said = f"{gap:+.4f}" if isfinite(gap) else "not finite"
-        rows.append((name, format_mean_std(finals[name]), said, share))
-    head = ("arm", "mean ± deviation", f"against {first}", "in standard errors")
+        difference = fmean(finals[name]) - fmean(finals[first])
+        error = _standard_error(finals[name], finals[first])
+        ratio = f"{abs(difference) / error:.1f}" if error and isfinite(error) else ""
+        text = f"{difference:+.4f}" if isfinite(difference) else "not finite"
+        rows.append((name, format_mean_std(finals[name]), text, ratio))
+    head = ("arm", "mean ± SD", f"difference to {first}", "difference / SE")
     return table(head, rows)
 
 
 def _standard_error(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Of the difference of two means; None where a group is too small to vary.
+    """Standard error of the difference of two means; None if a group has one value.
 
     >>> _standard_error([1.0, 3.0], [2.0, 4.0]), _standard_error([1.0], [2.0, 3.0])
     (1.4142135623730951, None)
@@ -125,7 +126,7 @@ def _standard_error(one: Sequence[float], other: Sequence[float]) -> float | Non
 
 
 def comparison_curves(arms: Arms, metric: str) -> Iterator[Html]:
-    """The metric that decides, and the loss where that is another."""
+    """Curves of the compared metric, and of the loss if that is another."""
     for name in dict.fromkeys((metric, "loss")):
         if not all(name in run.metrics for runs in arms.values() for run in runs):
             continue
@@ -134,23 +135,22 @@ def comparison_curves(arms: Arms, metric: str) -> Iterator[Html]:
         yield _chart(shown.title, drawn, arms, shown.axis)
         half = [last_half(curve) for curve in drawn]
         if all(len(curve.x) > 1 for curve in half):
-            yield _chart(f"{shown.title}, the last half", half, arms, shown.axis)
+            yield _chart(f"{shown.title}, second half", half, arms, shown.axis)
     yield tag(
         "p",
-        "The line is the mean of an arm's runs, the band reaches from the lowest to the highest; a "
-        "curve of many points was smoothed over a hundredth of its run first. An arm ends where "
-        "its shortest run does.",
+        "Line: mean of an arm's runs. Band: lowest to highest run. Curves with many points are "
+        "smoothed over 1 % of the run first. An arm ends with its shortest run.",
     )
 
 
 def _chart(title: str, drawn: list[MetricSeries], arms: Arms, y: ChartAxis) -> Html:
-    along = {run.progress[0] for runs in arms.values() for run in runs}
-    x = ChartAxis(along.pop() if len(along) == 1 else "steps", zero=not starts_late(drawn))
+    axes = {run.progress[0] for runs in arms.values() for run in runs}
+    x = ChartAxis(axes.pop() if len(axes) == 1 else "steps", zero=not starts_late(drawn))
     return line_chart(title, drawn, x=x, y=y)
 
 
 def _arm(name: str, runs: Sequence[MetricSeries]) -> MetricSeries:
-    """Smoothed run by run, so that the band is that of the runs and not of their noise."""
+    """Mean of an arm's runs, each smoothed first: the band shows their spread, not their noise."""
     return average_runs(
         name,
         [
@@ -161,11 +161,11 @@ def _arm(name: str, runs: Sequence[MetricSeries]) -> MetricSeries:
 
 
 def settings_diff(arms: Arms) -> Html:
-    """The settings in which the arms are unlike."""
+    """Table of the settings in which the arms differ."""
     recipes = {name: flatten(runs[0].recipe) for name, runs in arms.items()}
     changed = sorted(_differing(list(recipes.values())) - {"seed"})
     if not changed:
-        return tag("p", "The recipes are the same.")
+        return tag("p", "The recipes are identical.")
     rows = [
         (
             key,
@@ -173,11 +173,12 @@ def settings_diff(arms: Arms) -> Html:
         )
         for key in changed
     ]
-    return table(("setting", *recipes), rows, words=1 + len(recipes))
+    return table(("setting", *recipes), rows, text_columns=1 + len(recipes))
 
 
 def _differing(recipes: Sequence[Mapping[str, object]]) -> set[str]:
-    """
+    """Settings that are not equal in all recipes.
+
     >>> sorted(_differing([{"lr": 1, "seed": 0}, {"lr": 2, "seed": 0, "clip": 1}]))
     ['clip', 'lr']
     """

@@ -1,7 +1,7 @@
-"""A small run that comes with the package, for a first look.
+"""Demo runs that come with the package.
 
-It was made by `python -m benchmarks.dash demo`, a real run on nano cut down to its newest groups. A
-ledger is kept as text (SQL) and becomes a file again when it is laid out.
+They were made by `python -m benchmarks.dash demo`: real runs of the nano model, cut down to their
+newest groups. A ledger is stored as SQL text and becomes a database file when it is written.
 """
 
 import sqlite3
@@ -11,24 +11,24 @@ from pathlib import Path
 
 from paddock.journal import LEDGER_FILE
 
-TEXT = "ledger.sql"
+LEDGER_SQL = "ledger.sql"
 
 
 def write_demo_runs(folder: Path) -> Path:
-    """Write the runs below a folder; returns where they are."""
+    """Write the demo runs to `folder`/demo; returns that path."""
     runs = folder / "demo"
     _copy(files("paddock.dashboard").joinpath("demo"), runs)
     return runs
 
 
-def _copy(given: Traversable, to: Path) -> None:
+def _copy(source: Traversable, to: Path) -> None:
     to.mkdir(parents=True)
-    for entry in given.iterdir():
+    for entry in source.iterdir():
         if entry.is_dir():
             _copy(entry, to / entry.name)
-        elif entry.name == TEXT:
-            with sqlite3.connect(to / LEDGER_FILE) as base:
-                base.executescript(entry.read_text("utf-8"))
-            base.close()
+        elif entry.name == LEDGER_SQL:
+            with sqlite3.connect(to / LEDGER_FILE) as database:
+                database.executescript(entry.read_text("utf-8"))
+            database.close()
         else:
             (to / entry.name).write_bytes(entry.read_bytes())

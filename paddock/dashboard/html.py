@@ -1,4 +1,4 @@
-"""HTML that cannot be broken into: text is escaped unless it is `Html` already."""
+"""HTML elements with automatic escaping: text is escaped unless it is `Html` already."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,33 +8,36 @@ VOID = {"meta", "input"}
 
 
 class Html(str):
-    """Text that is markup already. Joined to other text by hand it is text again, and escaped."""
+    """Text that is markup. Concatenated with other text it is a plain string, and escaped again."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *inside: str, **attributes: object) -> Html:
-    """An element. `class_` is `class`, `aria_label` is `aria-label`; None leaves one out.
+    """An element. `class_` becomes `class`, `aria_label` becomes `aria-label`; None omits one.
 
     >>> print(tag("b", "x < y", tag("i", "z"), class_="loud", title='"'))
     <b class="loud" title="&quot;">x &lt; y<i>z</i></b>
     """
-    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
-    words = [f' {key}="{escape(str(value))}"' for key, value in given.items() if value is not None]
-    opening = f"<{name}{''.join(words)}"
+    named = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
+    pairs = [f' {key}="{escape(str(value))}"' for key, value in named.items() if value is not None]
+    opening = f"<{name}{''.join(pairs)}"
     if name in VOID:
         return Html(f"{opening} />")
     return Html(f"{opening}>{join(inside)}</{name}>")
 
 
 def join(parts: Iterable[str]) -> Html:
+    """Concatenate parts, escaping those that are not `Html`."""
     return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> Html:
-    """A table whose first `words` columns are text and whose others are numbers. It scrolls by
-    itself where it is too wide for the page."""
-    kinds = ["" if column < words else "number" for column in range(len(head))]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> Html:
+    """A table whose first `text_columns` are text and the others numbers.
+
+    It scrolls on its own if it is wider than the page.
+    """
+    kinds = ["" if column < text_columns else "number" for column in range(len(head))]
 
     def cells(name: str, row: Sequence[str]) -> Html:
         return join(
@@ -47,12 +50,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1)
 
 
 def tiles(facts: Iterable[tuple[str, str, str]]) -> Html:
-    """The few figures to see first: what, how much, and a word beside it."""
+    """Headline figures: (name, value, remark) each."""
     return tag(
         "dl",
         join(
-            tag("div", tag("dt", name), tag("dd", value, tag("small", beside) if beside else ""))
-            for name, value, beside in facts
+            tag("div", tag("dt", name), tag("dd", value, tag("small", remark) if remark else ""))
+            for name, value, remark in facts
         ),
         class_="tiles",
     )
@@ -67,7 +70,7 @@ def section(title: str, *inside: str) -> Html:
 
 
 def page(title: str, *inside: str) -> str:
-    """A whole document that needs nothing but itself."""
+    """A self-contained HTML document, with styles and script inlined."""
     here = files("paddock.dashboard")
     head = tag(
         "head",

@@ -1,5 +1,7 @@
-"""Rows that a run writes as it goes: rollouts, the engine, the network. Newest first, a page at a
-time: a file is read from its end, so its length does not matter."""
+"""Rows of rollouts.jsonl, engine.jsonl and network.jsonl, read a page at a time from the end.
+
+The length of a file does not matter: only the page is read.
+"""
 
 import json
 import os
@@ -7,33 +9,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paddock.dashboard import old_names
+from paddock.dashboard.rollouts import failure_label
 from paddock.dashboard.run_view import is_own_file, parse_number_or_none
 
 ROLLOUTS, ENGINE, NETWORK = "rollouts.jsonl", "engine.jsonl", "network.jsonl"
-PAGE_BYTES = 512 * 1024  # read at once
-ROW_BYTES = 32 << 20  # of one row at most
+OLD_COLUMNS = {
+    ROLLOUTS: old_names.ROLLOUTS,
+    ENGINE: old_names.ENGINE,
+    NETWORK: old_names.NETWORK,
+}
+PAGE_BYTES = 512 * 1024
+ROW_BYTES = 32 << 20  # of the longest row that is read
 Row = Mapping[str, Any]
 
 
 def read_page(path: Path, before: int | None = None) -> tuple[list[Row], int]:
-    """Whole rows that end before byte `before` (the end, if None), at most `PAGE_BYTES` of them
-    unless one alone is longer, and where the page before this one ends; 0: this one begins the
-    file. Lines that are no rows are left out."""
+    """The rows of the page that ends at byte `before` (None: the end), and where that page starts.
+
+    A page has at most PAGE_BYTES, unless a single row is longer. A start of 0 is the beginning of
+    the file. Lines that are not JSON objects are left out; old column names are translated.
+    """
     if not is_own_file(path):
         return [], 0
     size = os.stat(path).st_size
     end = size if before is None else min(before, size)
     length = PAGE_BYTES
     start, data = _end_of(path, end, length)
-    # A row may be longer than a page: the indexer's picks in a long text are megabytes.
+    # A row may be longer than a page: top-k selections of a long text are megabytes.
     while start > 0 and data.find(b"\n") == data.rfind(b"\n") and length < ROW_BYTES:
         length *= 2
         start, data = _end_of(path, end, length)
-    if start > 0:  # begins in the middle of a line, most likely
+    if start > 0:  # most likely in the middle of a line
         cut = data.find(b"\n") + 1
         start, data = (start + cut, data[cut:]) if cut else (end, b"")
     whole = data[: data.rfind(b"\n") + 1]
-    return [row for line in whole.splitlines() if (row := _row(line)) is not None], start
+    names = OLD_COLUMNS.get(path.name, {})
+    rows = [row for line in whole.splitlines() if (row := _row(line)) is not None]
+    return [old_names.rename_keys(row, names) for row in rows], start
 
 
 def _end_of(path: Path, end: int, length: int) -> tuple[int, bytes]:
@@ -52,21 +65,28 @@ def _row(line: bytes) -> Row | None:
 
 
 def timeline(path: Path, before: int | None, steps: Sequence[Mapping[str, float]]) -> Row:
-    """Rollouts as bars in as few lanes as hold them, how many ran at any time, the gaps in which
-    none did, and when the trainer worked."""
+    """Rollouts as bars in lanes, concurrency over time, idle spans and the ends of steps."""
     rows, start = read_page(path, before)
     spans = sorted(span for row in rows if (span := _span(row)) is not None)
-    bars = [{**dict(row), "began": began, "ended": ended} for began, ended, _, row in spans]
-    for bar, lane in zip(bars, lanes([(b["began"], b["ended"]) for b in bars]), strict=True):
+    bars = [
+        {**row, "started": started, "finished": finished, "failure": _failure(row)}
+        for started, finished, _, row in spans
+    ]
+    times = [(bar["started"], bar["finished"]) for bar in bars]
+    for bar, lane in zip(bars, lanes(times), strict=True):
         bar["lane"] = lane
-    low = min((bar["began"] for bar in bars), default=0.0)
-    high = max((bar["ended"] for bar in bars), default=0.0)
+    low = min((bar["started"] for bar in bars), default=0.0)
+    high = max((bar["finished"] for bar in bars), default=0.0)
     return {
         "bars": bars,
-        "running": concurrency_over_time([(b["began"], b["ended"]) for b in bars]),
-        "gaps": idle_spans([(b["began"], b["ended"]) for b in bars]),
-        "updates": [
-            {"step": line["step"], "ended": line["time"], "idle": line.get("trainer_idle")}
+        "concurrency": concurrency_over_time(times),
+        "idle": idle_spans(times),
+        "steps": [
+            {
+                "step": line["step"],
+                "finished": line["time"],
+                "trainer_idle": line.get("trainer_idle"),
+            }
             for line in steps
             if "time" in line and low <= line["time"] <= high
         ],
@@ -75,60 +95,71 @@ def timeline(path: Path, before: int | None, steps: Sequence[Mapping[str, float]
 
 
 def _span(row: Row) -> tuple[float, float, int, Row] | None:
-    began, ended = parse_number_or_none(row.get("began")), parse_number_or_none(row.get("time"))
-    if began is None or ended is None or not 0 <= began <= ended < 1e11:
+    started = parse_number_or_none(row.get("started"))
+    finished = parse_number_or_none(row.get("time"))
+    if started is None or finished is None or not 0 <= started <= finished < 1e11:
         return None
-    return began, ended, id(row), row  # rows themselves have no order
+    return started, finished, id(row), row  # the id, because rows cannot be compared
+
+
+def _failure(row: Row) -> str:
+    """Why the rollout failed, with the kind as it is shown; empty if it did not.
+
+    >>> _failure({"failure": "time at start"}), _failure({"reward": 1})
+    ('timeout at start', '')
+    """
+    kind, _, rest = str(row.get("failure") or "").partition(" ")
+    return f"{failure_label(kind)} {rest}".strip()
 
 
 Span = tuple[float, float]
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
-    """The lowest free lane for each, in the order in which they begin.
+    """The lowest free lane for each span, in order of start.
 
     >>> lanes([(0, 5), (1, 2), (3, 9), (5, 6)])
     [0, 1, 1, 0]
     """
-    free: list[float] = []  # when each lane is
+    free: list[float] = []  # from when on each lane is free
     found = []
-    for began, ended in spans:
-        lane = next((i for i, at in enumerate(free) if at <= began), len(free))
+    for started, finished in spans:
+        lane = next((i for i, at in enumerate(free) if at <= started), len(free))
         if lane == len(free):
-            free.append(ended)
+            free.append(finished)
         else:
-            free[lane] = ended
+            free[lane] = finished
         found.append(lane)
     return found
 
 
 def concurrency_over_time(spans: Sequence[Span]) -> list[tuple[float, int]]:
-    """How many run from each moment on at which that changes.
+    """(time, count) at each change of the number of running spans.
 
     >>> concurrency_over_time([(0, 5), (1, 2)])
     [(0, 1), (1, 2), (2, 1), (5, 0)]
     """
     changes: dict[float, int] = {}
-    for began, ended in spans:
-        changes[began] = changes.get(began, 0) + 1
-        changes[ended] = changes.get(ended, 0) - 1
+    for started, finished in spans:
+        changes[started] = changes.get(started, 0) + 1
+        changes[finished] = changes.get(finished, 0) - 1
     count, found = 0, []
-    for moment in sorted(changes):
-        count += changes[moment]
-        found.append((moment, count))
+    for time in sorted(changes):
+        count += changes[time]
+        found.append((time, count))
     return found
 
 
 def idle_spans(spans: Sequence[Span]) -> list[Span]:
-    """When none ran, between the first and the last.
+    """Times in which nothing ran, between the first start and the last end.
 
     >>> idle_spans([(0, 2), (1, 3), (5, 6)])
     [(3, 5)]
     """
     found: list[Span] = []
-    reach: float | None = None
-    for began, ended in sorted(spans):
-        if reach is not None and began > reach:
-            found.append((reach, began))
-        reach = ended if reach is None else max(reach, ended)
+    busy_until: float | None = None
+    for started, finished in sorted(spans):
+        if busy_until is not None and started > busy_until:
+            found.append((busy_until, started))
+        busy_until = finished if busy_until is None else max(busy_until, finished)
     return found

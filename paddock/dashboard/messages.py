@@ -1,4 +1,4 @@
-"""Tokens as a conversation: who said what, thoughts and calls apart, each part with its tokens."""
+"""Tokens as chat messages: roles, and text, reasoning, tool calls and results with their tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class TokenText(Protocol):
-    """A tokenizer, as far as a reader needs one."""
+    """What the dashboard needs of a tokenizer."""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text."""
+        """The text that each token adds."""
 
     def is_special(self, token_id: int) -> bool:
-        """Whether it is a marker that text cannot spell."""
+        """Whether it is a special token."""
 
 
-OpenTokenText = Callable[[Path], TokenText | None]  # of a folder that may hold a tokenizer
+OpenTokenText = Callable[[Path], TokenText | None]  # None: the folder holds no tokenizer
 
 
 class TokenIdText:
-    """Where no tokenizer is left: ids."""
+    """Shows token ids, for runs without a tokenizer."""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [f"[{token}]" for token in ids]
@@ -31,7 +31,7 @@ class TokenIdText:
 
 @dataclass(slots=True)
 class MessagePart:
-    """A stretch of a message: text, thinking, call or result; tokens `first` to before `until`."""
+    """Part of a message: text, reasoning, call or result; tokens `first` to `until` (exclusive)."""
 
     kind: str
     first: int
@@ -41,7 +41,7 @@ class MessagePart:
 
 @dataclass(slots=True)
 class TokenizedMessage:
-    """A message. `sampled`: the policy wrote some of it."""
+    """A message. `sampled`: the policy generated some of it."""
 
     role: str
     sampled: bool = False
@@ -54,9 +54,9 @@ ROLES = {
     "<|assistant|>": "assistant",
     "<|observation|>": "tool",
 }
-OPENING = {"<think>": "thinking", "<tool_call>": "call", "<tool_response>": "result"}
+OPENING = {"<think>": "reasoning", "<tool_call>": "call", "<tool_response>": "result"}
 CLOSING = {"</think>", "</tool_call>", "</tool_response>"}
-WITHIN = {  # a call: name, then arguments
+WITHIN = {  # markers of the arguments of a tool call, and how they are shown
     "<arg_key>": "\n",
     "</arg_key>": " = ",
     "<arg_value>": "",
@@ -65,46 +65,48 @@ WITHIN = {  # a call: name, then arguments
 
 
 def parse_messages(
-    pieces: Sequence[str], added: Sequence[bool], sampled: Sequence[bool]
+    pieces: Sequence[str], special: Sequence[bool], sampled: Sequence[bool]
 ) -> list[TokenizedMessage]:
-    """The messages that markers of GLM's template set apart. Where a sequence has none of them,
-    what was read and what was sampled take turns.
+    """Split tokens into messages at the role markers of GLM's chat template.
+
+    Without such markers, prompt and sampled tokens alternate.
 
     >>> words = ["<|user|>", "hi", "<|assistant|>", "<think>", "hm", "</think>", "yes", "<|user|>"]
-    >>> added = [word[0] == "<" for word in words]
+    >>> special = [word[0] == "<" for word in words]
     >>> [(m.role, [(p.kind, p.text) for p in m.parts])
-    ...  for m in parse_messages(words, added, [False] * 4 + [True] * 4)]
-    [('user', [('text', 'hi')]), ('assistant', [('thinking', 'hm'), ('text', 'yes')])]
+    ...  for m in parse_messages(words, special, [False] * 4 + [True] * 4)]
+    [('user', [('text', 'hi')]), ('assistant', [('reasoning', 'hm'), ('text', 'yes')])]
     """
-    known = any(is_added and piece in ROLES for piece, is_added in zip(pieces, added, strict=True))
-    found = list(_marked(pieces, added, sampled) if known else _turns(pieces, sampled))
+    has_roles = any(mark and piece in ROLES for piece, mark in zip(pieces, special, strict=True))
+    found = list(_marked(pieces, special, sampled) if has_roles else _turns(pieces, sampled))
     for message in found:
         message.parts = [part for part in message.parts if part.text.strip() or part.kind == "call"]
-    # What stands before the first role is the template's own, such as [gMASK]<sop>.
+    # Tokens before the first role belong to the template, such as [gMASK]<sop>.
     return [message for message in found if message.parts and message.role]
 
 
 def _marked(
-    pieces: Sequence[str], added: Sequence[bool], sampled: Sequence[bool]
+    pieces: Sequence[str], special: Sequence[bool], sampled: Sequence[bool]
 ) -> Iterator[TokenizedMessage]:
+    """Messages between role markers."""
     message = TokenizedMessage("")
     part: MessagePart | None = None
-    for place, piece in enumerate(pieces):
-        marker = piece if added[place] else ""
+    for position, piece in enumerate(pieces):
+        marker = piece if special[position] else ""
         if marker in ROLES:
             yield message
             message, part = TokenizedMessage(ROLES[marker]), None
-            continue  # a sampled one only ends the reply before it
-        message.sampled |= sampled[place]
+            continue  # a sampled role marker only ends the reply before it
+        message.sampled |= sampled[position]
         if marker in OPENING or marker in CLOSING:
             kind = OPENING.get(marker, "text")
-            part = MessagePart(kind, place, place + 1)
+            part = MessagePart(kind, position, position + 1)
             message.parts.append(part)
             continue
         if part is None:
-            part = MessagePart("text", place, place)
+            part = MessagePart("text", position, position)
             message.parts.append(part)
-        part.until = place + 1
+        part.until = position + 1
         if not marker or part.kind != "call":
             part.text += "" if marker.startswith("<|end") else piece
         else:
@@ -113,14 +115,15 @@ def _marked(
 
 
 def _turns(pieces: Sequence[str], sampled: Sequence[bool]) -> Iterator[TokenizedMessage]:
+    """Alternating prompt and reply, of tokens without role markers."""
     message: TokenizedMessage | None = None
-    for place, (piece, wrote) in enumerate(zip(pieces, sampled, strict=True)):
-        if message is None or message.sampled != wrote:
+    for position, (piece, is_sampled) in enumerate(zip(pieces, sampled, strict=True)):
+        if message is None or message.sampled != is_sampled:
             if message is not None:
                 yield message
-            role = "reply" if wrote else "prompt"
-            message = TokenizedMessage(role, wrote, [MessagePart("text", place, place)])
+            role = "reply" if is_sampled else "prompt"
+            message = TokenizedMessage(role, is_sampled, [MessagePart("text", position, position)])
         message.parts[0].text += piece
-        message.parts[0].until = place + 1
+        message.parts[0].until = position + 1
     if message is not None:
         yield message

@@ -1,4 +1,4 @@
-// The readout under the pointer (or the arrow keys), and legends that switch curves off.
+// Hover readout of report charts (also by arrow keys), and legends that toggle curves.
 for (const figure of document.querySelectorAll("figure[data-chart]")) {
   const chart = JSON.parse(figure.dataset.chart);
   const plot = figure.querySelector(".plot");
@@ -28,7 +28,7 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
     return best;
   };
 
-  let at = null; // the point shown, as a share of the width
+  let at = null; // position of the readout, as a fraction of the width
   function show(share) {
     const shown = chart.series.filter((one, i) => one.x.length && !groups[i].classList.contains("off"));
     if (!shown.length) return hide();
@@ -75,7 +75,7 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const from = at ?? (way > 0 ? 0 : 1);
     for (let share = from + way; share > -0.02 && share < 1.02; share += way) {
       show(share);
-      if (at !== from) break; // sparse curves: go on to the next point
+      if (at !== from) break; // sparse curves: continue to the next point
     }
   });
   keys.forEach((key, i) =>

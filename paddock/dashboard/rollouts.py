@@ -1,4 +1,4 @@
-"""What a ledger holds, for a page: rewards, groups, attempts side by side, one attempt by token."""
+"""Groups, rollouts and tokens of a ledger as JSON for the dashboard pages."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,144 +6,156 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paddock.dashboard.messages import TokenText, parse_messages
+from paddock.dashboard.old_names import REASONS
 from paddock.journal import GroupRecord, LedgerError, LedgerView, RolloutSummary
 from paddock.records import Trajectory, Verdict
 
-WINDOW = 512  # groups that a page looks at
-MAX_GROUPS_SHOWN = 60  # groups listed at once
-SIDE_BY_SIDE = 64  # attempts of a group
-BINS = 20
-MAX_TOKENS_SHOWN = 40_000  # of an attempt on a page
+WINDOW = 512  # newest groups that a page covers
+MAX_GROUPS_SHOWN = 60  # listed on a page
+MAX_ROLLOUTS_SHOWN = 64  # of a group
+BINS = 20  # of the histogram
+MAX_TOKENS_SHOWN = 40_000  # of a rollout
+# Kinds of failure that are stored under another name than they are shown.
+FAILURE_LABELS = {"world": "environment", "time": "timeout"}
+
+
+def failure_label(kind: str) -> str:
+    """A kind of failure as it is shown."""
+    return FAILURE_LABELS.get(kind, kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutQuery:
-    """Which groups to look at."""
+    """Filter of groups. Empty or None: any."""
 
     task: str = ""
     status: str = ""
-    update: int | None = None
+    step: int | None = None  # that trained the group
     before: int | None = None  # ordinal
-    low: float | None = None  # at least one attempt's reward lies in [low, high]
+    low: float | None = None  # at least one reward of the group is in [low, high]
     high: float | None = None
 
 
-def rollout_overview(ledger: LedgerView, wish: RolloutQuery) -> Mapping[str, Any]:
-    """The newest groups of a wish, with the histogram of their rewards and what went wrong."""
+def rollout_overview(ledger: LedgerView, query: RolloutQuery) -> Mapping[str, Any]:
+    """The newest groups that match, with the histogram of their rewards."""
     entries = ledger.list_groups(
-        WINDOW, before=wish.before, task=wish.task, status=wish.status, update=wish.update
+        WINDOW, before=query.before, task=query.task, status=query.status, update=query.step
     )
-    ended = ledger.rollout_summaries([entry.ordinal for entry in entries])
+    finished = ledger.rollout_summaries([entry.ordinal for entry in entries])
     of_group: dict[int, list[RolloutSummary]] = {entry.ordinal: [] for entry in entries}
-    for attempt in ended:
-        of_group[attempt.ordinal].append(attempt)
-    chosen = [entry for entry in entries if _wanted(of_group[entry.ordinal], wish)]
+    for rollout in finished:
+        of_group[rollout.ordinal].append(rollout)
+    matching = [entry for entry in entries if _matches(of_group[entry.ordinal], query)]
     task_of = {entry.ordinal: entry.task for entry in entries}
     return {
-        "balance": asdict(ledger.group_counts()),
+        "counts": asdict(ledger.group_counts()),
         "tasks": ledger.tasks(),
-        "updates": ledger.updates(),
-        "attempts": len(ended),
-        "looked_at": len(entries),
+        "steps": ledger.updates(),
+        "rollouts": len(finished),
+        "window": len(entries),
         "more": len(entries) == WINDOW,
-        "histogram": reward_histogram(ended, task_of),
-        "groups": [_group(entry, of_group[entry.ordinal]) for entry in chosen[:MAX_GROUPS_SHOWN]],
-        "chosen": len(chosen),
+        "histogram": reward_histogram(finished, task_of),
+        "groups": [_group(entry, of_group[entry.ordinal]) for entry in matching[:MAX_GROUPS_SHOWN]],
+        "matching": len(matching),
     }
 
 
-def _wanted(attempts: Sequence[RolloutSummary], wish: RolloutQuery) -> bool:
-    if wish.low is None or wish.high is None:
+def _matches(rollouts: Sequence[RolloutSummary], query: RolloutQuery) -> bool:
+    if query.low is None or query.high is None:
         return True
-    rewards = [a.reward for a in attempts if a.reward is not None]
-    return any(wish.low <= reward <= wish.high for reward in rewards)
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    return any(query.low <= reward <= query.high for reward in rewards)
 
 
 def reward_histogram(
-    ended: Sequence[RolloutSummary], task_of: Mapping[int, str]
+    finished: Sequence[RolloutSummary], task_of: Mapping[int, str]
 ) -> Mapping[str, Any]:
-    """Rewards in bins of one width, by task; a single value has a bin of its own."""
-    rewards = [(task_of[a.ordinal], a.reward) for a in ended if a.reward is not None]
+    """Histogram of the rewards by task, from at most 0 to at least 1."""
+    rewards = [(task_of[a.ordinal], a.reward) for a in finished if a.reward is not None]
     if not rewards:
         return {"edges": [], "counts": {}}
     low, high = min(r for _, r in rewards), max(r for _, r in rewards)
-    low, high = min(0.0, low), max(1.0, high)  # most rewards are shares
+    low, high = min(0.0, low), max(1.0, high)  # most rewards are between 0 and 1
     width = (high - low) / BINS
     counts: dict[str, list[int]] = {}
     for task, reward in rewards:
-        place = min(BINS - 1, int((reward - low) / width))
-        counts.setdefault(task, [0] * BINS)[place] += 1
+        index = min(BINS - 1, int((reward - low) / width))
+        counts.setdefault(task, [0] * BINS)[index] += 1
     return {"edges": [low + i * width for i in range(BINS + 1)], "counts": counts}
 
 
-def _group(entry: GroupRecord, attempts: Sequence[RolloutSummary]) -> Mapping[str, Any]:
+def _group(entry: GroupRecord, rollouts: Sequence[RolloutSummary]) -> Mapping[str, Any]:
     return {
         "ordinal": entry.ordinal,
         "task": entry.task,
         "number": entry.number,
         "size": entry.size,
         "status": entry.status,
-        "reason": entry.reason,
-        "update": entry.trained if entry.trained is not None else entry.issued,
-        "rewards": [a.reward for a in attempts],
-        "failed": [a.kind for a in attempts],
-        "tokens": sum(a.tokens for a in attempts) / max(1, len(attempts)),
+        "reason": REASONS.get(entry.reason, entry.reason),
+        "step": entry.trained if entry.trained is not None else entry.issued,
+        "rewards": [rollout.reward for rollout in rollouts],
+        "failures": [failure_label(rollout.kind) for rollout in rollouts],
+        "mean_tokens": sum(rollout.tokens for rollout in rollouts) / max(1, len(rollouts)),
     }
 
 
-def failure_summary(ledger: LedgerView, wish: RolloutQuery) -> Mapping[str, Any]:
-    """Groups that were not trained, of the whole run; attempts without a verdict, of the newest."""
-    entries = ledger.list_groups(WINDOW, before=wish.before, task=wish.task, update=wish.update)
+def failure_summary(ledger: LedgerView, query: RolloutQuery) -> Mapping[str, Any]:
+    """Groups of the whole run by status and reason; failed rollouts of the newest groups."""
+    entries = ledger.list_groups(WINDOW, before=query.before, task=query.task, update=query.step)
     task_of = {entry.ordinal: entry.task for entry in entries}
-    lost = [a for a in ledger.rollout_summaries(list(task_of)) if a.kind]
-    reasons = Counter((task_of[a.ordinal], a.kind, a.place, a.what) for a in lost)
-    last = {(task_of[a.ordinal], a.kind, a.place, a.what): a for a in lost}
+    failed = [a for a in ledger.rollout_summaries(list(task_of)) if a.kind]
+    reasons = Counter((task_of[a.ordinal], a.kind, a.place, a.what) for a in failed)
+    last = {(task_of[a.ordinal], a.kind, a.place, a.what): a for a in failed}
     return {
         "groups": [
-            {"task": task, "status": status, "reason": reason, "count": count}
+            {"task": task, "status": status, "reason": REASONS.get(reason, reason), "count": count}
             for (task, status, reason), count in sorted(ledger.counts_by_reason().items())
         ],
-        "looked_at": len(entries),
-        "attempts": [
+        "window": len(entries),
+        "rollouts": [
             {
                 "task": task,
-                "kind": kind,
-                "place": place,
-                "what": what,
+                "kind": failure_label(kind),
+                "where": place,
+                "message": what,
                 "count": count,
                 "ordinal": last[task, kind, place, what].ordinal,
-                "member": last[task, kind, place, what].member,
+                "rollout": last[task, kind, place, what].member,
             }
             for (task, kind, place, what), count in reasons.most_common(MAX_GROUPS_SHOWN)
         ],
     }
 
 
-def group_detail(ledger: LedgerView, ordinal: int, words: TokenText) -> Mapping[str, Any]:
-    """The attempts of a group side by side."""
+def group_detail(ledger: LedgerView, ordinal: int, token_text: TokenText) -> Mapping[str, Any]:
+    """A group with the messages of its rollouts."""
     entry = ledger.get_group(ordinal)
-    ended = ledger.rollout_summaries([ordinal])
-    attempts = [
-        _attempt(found, ledger.trajectories(ordinal, found.member), words)
-        for found in ended[:SIDE_BY_SIDE]
+    finished = ledger.rollout_summaries([ordinal])
+    rollouts = [
+        _rollout(summary, ledger.trajectories(ordinal, summary.member), token_text)
+        for summary in finished[:MAX_ROLLOUTS_SHOWN]
     ]
-    return {**_group(entry, ended), "attempts": attempts, "left_out": len(ended) - len(attempts)}
+    return {
+        **_group(entry, finished),
+        "rollouts": rollouts,
+        "not_shown": len(finished) - len(rollouts),
+    }
 
 
-def _attempt(
-    ended: RolloutSummary, branches: Sequence[Trajectory], words: TokenText
+def _rollout(
+    summary: RolloutSummary, branches: Sequence[Trajectory], token_text: TokenText
 ) -> Mapping[str, Any]:
     found: dict[str, Any] = {
-        "member": ended.member,
-        "reward": ended.reward,
-        "failed": f"{ended.kind} at {ended.place}" if ended.kind else "",
-        "note": ended.what,
+        "rollout": summary.member,
+        "reward": summary.reward,
+        "failure": f"{failure_label(summary.kind)} at {summary.place}" if summary.kind else "",
+        "note": summary.what,
         "parts": {},
-        "tokens": ended.tokens,
+        "tokens": summary.tokens,
         "turns": 0,
         "finish": "",
-        "oldest": ended.oldest,
-        "newest": ended.newest,
+        "oldest": summary.oldest,
+        "newest": summary.newest,
         "branches": len(branches),
         "messages": [],
     }
@@ -153,17 +165,19 @@ def _attempt(
             found |= {"parts": dict(outcome.parts), "note": outcome.note}
         found["turns"] = len(branch.turns)
         found["finish"] = branch.turns[-1].completion.finish if branch.turns else ""
-        found["messages"] = tokenized_messages(branch, words)
+        found["messages"] = tokenized_messages(branch, token_text)
     return found
 
 
-def tokenized_messages(branch: Trajectory, words: TokenText) -> list[Mapping[str, Any]]:
+def tokenized_messages(branch: Trajectory, token_text: TokenText) -> list[Mapping[str, Any]]:
+    """The tokens of a branch as chat messages."""
     ids = branch.token_ids[:MAX_TOKENS_SHOWN]
-    pieces, added = words.pieces(ids), [words.is_special(token) for token in ids]
-    return [asdict(said) for said in parse_messages(pieces, added, _sampled(branch))]
+    pieces, special = token_text.pieces(ids), [token_text.is_special(token) for token in ids]
+    return [asdict(message) for message in parse_messages(pieces, special, _sampled(branch))]
 
 
 def _sampled(branch: Trajectory) -> list[bool]:
+    """Whether each token was sampled by the policy."""
     flags: list[bool] = []
     for turn in branch.turns:
         flags += [False] * len(turn.added_ids) + list(turn.completion.sampled)
@@ -171,16 +185,19 @@ def _sampled(branch: Trajectory) -> list[bool]:
 
 
 def rollout_detail(
-    ledger: LedgerView, ordinal: int, member: int, branch: int, words: TokenText
+    ledger: LedgerView, ordinal: int, member: int, branch: int, token_text: TokenText
 ) -> Mapping[str, Any]:
-    """One branch of an attempt, token by token: columns of one length. `ratio`, `advantage` and
-    `kept` have a value where the trainer wrote one down."""
+    """One branch of a rollout as columns of one value per token.
+
+    `log_ratio`, `advantage` and `kept` are None where the trainer recorded nothing. Raises
+    LedgerError if the tokens were deleted.
+    """
     branches = ledger.trajectories(ordinal, member)
     if not branches:
-        raise LedgerError(f"the tokens of group {ordinal} were dropped after it was trained")
+        raise LedgerError(f"the tokens of group {ordinal} were deleted after training")
     chosen = branches[max(0, min(branch, len(branches) - 1))]
     entry = ledger.get_group(ordinal)
-    (ended,) = [found for found in ledger.rollout_summaries([ordinal]) if found.member == member]
+    (summary,) = [each for each in ledger.rollout_summaries([ordinal]) if each.member == member]
     ids = chosen.token_ids[:MAX_TOKENS_SHOWN]
     sampled, trained = _sampled(chosen), list(chosen.loss_mask[:MAX_TOKENS_SHOWN])
     versions: list[int | None] = []
@@ -188,33 +205,35 @@ def rollout_detail(
     for number, turn in enumerate(chosen.turns):
         versions += [None] * len(turn.added_ids) + list(turn.completion.token_versions)
         turns += [number] * (len(turn.added_ids) + len(turn.completion.token_ids))
-    taught = ledger.token_record(chosen.session_id, chosen.branch)
-    places = [place for place, flag in enumerate(chosen.loss_mask) if flag]
+    record = ledger.token_record(chosen.session_id, chosen.branch)
+    positions = [position for position, flag in enumerate(chosen.loss_mask) if flag]
     columns: dict[str, list[Any]] = {
         name: [None] * len(chosen.token_ids) for name in ("log_ratio", "advantage", "kept")
     }
-    if taught is not None and len(taught.kept) == len(places):
+    if record is not None and len(record.kept) == len(positions):
         for name, column in columns.items():
-            for place, value in zip(places, getattr(taught, name), strict=True):
-                column[place] = value
+            for position, value in zip(positions, getattr(record, name), strict=True):
+                column[position] = value
     return {
         "task": entry.task,
         "number": entry.number,
         "ordinal": ordinal,
         "session": chosen.session_id,
-        "member": member,
+        "rollout": member,
         "size": entry.size,
         "branch": chosen.branch,
         "branches": len(branches),
         "status": entry.status,
-        "reason": entry.reason,
-        "update": entry.trained,
-        "reward": ended.reward,
-        "failed": f"{ended.kind} at {ended.place}: {ended.what}" if ended.kind else "",
-        "cut": max(0, len(chosen.token_ids) - MAX_TOKENS_SHOWN),
+        "reason": REASONS.get(entry.reason, entry.reason),
+        "step": entry.trained,
+        "reward": summary.reward,
+        "failure": f"{failure_label(summary.kind)} at {summary.place}: {summary.what}"
+        if summary.kind
+        else "",
+        "not_shown": max(0, len(chosen.token_ids) - MAX_TOKENS_SHOWN),
         "ids": list(ids),
-        "pieces": words.pieces(ids),
-        "added": [words.is_special(token) for token in ids],
+        "pieces": token_text.pieces(ids),
+        "special": [token_text.is_special(token) for token in ids],
         "sampled": sampled,
         "trained": trained,
         "logprob": [

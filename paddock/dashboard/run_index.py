@@ -1,6 +1,6 @@
-"""The runs under some folders: found by looking, named by where they lie, never by a request.
+"""Index of the runs below some folders, found by scanning.
 
-A request says the name of a run; only names that were found here lead to a folder.
+A request names a run; only names found by the scan lead to a folder, never a path from a request.
 """
 
 import os
@@ -15,17 +15,17 @@ from paddock.dashboard.run_view import LiveRunView, ReportError, RunView, is_own
 from paddock.dashboard.series import downsample, smooth_ema
 from paddock.journal import EVENTS_FILE, LEDGER_FILE, METRICS_FILE
 
-DEPTH = 4  # folders below a given one
+DEPTH = 4  # of folders below a root
 MAX_RUNS = 2000
-INSIDE = {"checkpoints", "corpora", "tokenizer"}  # of a run; none lies in there
-RESCAN_INTERVAL_S = 2.0  # between two looks for new runs
-POINTS = 1000  # of a curve
-HEADLINE_METRICS = ("reward", "held_out", "loss", "indexer")  # the first a run has says how it does
+INSIDE = {"checkpoints", "corpora", "tokenizer"}  # subfolders of a run that hold no runs
+RESCAN_INTERVAL_S = 2.0
+POINTS = 1000  # of a downsampled curve
+HEADLINE_METRICS = ("reward", "val_loss", "loss", "indexer_loss")  # the first that a run has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One line of the list of runs."""
+    """One row of the list of runs."""
 
     run: str
     stage: str
@@ -33,50 +33,53 @@ class RunSummary:
     step: int
     of: int | None
     seconds: float
-    seen: float | None  # when it last said something
-    metric: str  # the number that tells most
+    last_update: float | None
+    metric: str  # headline metric
     value: float | None
     metrics: Sequence[str]
     ledger: bool
-    plan: bool
+    pipeline: bool
 
 
 class RunIndex:
+    """The runs below `roots`, rescanned every RESCAN_INTERVAL_S at most."""
+
     def __init__(self, roots: Sequence[Path], *, clock: Callable[[], float] = monotonic) -> None:
         for root in roots:
             if not root.is_dir():
-                raise ReportError(f"{root}: no such folder")
+                raise ReportError(f"{root}: folder not found")
         self._roots, self._clock = list(roots), clock
         self._runs: dict[str, LiveRunView] = {}
-        self._looked: float | None = None
+        self._scanned: float | None = None
 
     def names(self) -> list[str]:
-        self._look()
+        self._scan()
         return list(self._runs)
 
     def run(self, name: str) -> RunView:
+        """The run with what was written since the last call. Raises ReportError if unknown."""
         return self._find(name).refresh()
 
     def folder(self, name: str) -> Path:
         return self._find(name).path
 
     def contains(self, path: Path) -> bool:
-        """Whether a path lies in one of the folders that were given."""
+        """Whether a path lies below one of the roots, with symbolic links resolved."""
         real = path.resolve()
         return any(real.is_relative_to(root.resolve()) for root in self._roots)
 
     def _find(self, name: str) -> LiveRunView:
         if name not in self._runs:
-            self._look()
+            self._scan()
         if name not in self._runs:
-            raise ReportError(f"there is no run called {name!r}")
+            raise ReportError(f"run {name!r} not found")
         return self._runs[name]
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         now = self._clock()
-        if self._looked is not None and now - self._looked < RESCAN_INTERVAL_S:
+        if self._scanned is not None and now - self._scanned < RESCAN_INTERVAL_S:
             return
-        self._looked = now
+        self._scanned = now
         found = {}
         for root in self._roots:
             for path in _runs_in(root, DEPTH):
@@ -87,9 +90,9 @@ class RunIndex:
         self._runs = dict(sorted(found.items()))
 
     def _name(self, root: Path, path: Path) -> str:
-        """Where it lies below its root; with the root's own name where that is all or not enough.
+        """Path of a run below its root, prefixed by the root's name if there are several roots.
 
-        Two roots of one name are told apart by what stands above them.
+        Roots of the same name are shown with their full path.
         """
         below = path.relative_to(root).as_posix()
         name = root.resolve().name
@@ -101,7 +104,7 @@ class RunIndex:
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
-    """Links are not followed: what is shown lies in the folders that were given."""
+    """Run folders below `folder`. Symbolic links are not followed: they may lead elsewhere."""
     with os.scandir(folder) as entries:
         every = sorted(entries, key=lambda entry: entry.name)
     names = {entry.name for entry in every}
@@ -116,8 +119,9 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def summarize_run(name: str, run: RunView, now: float) -> RunSummary:
-    telling = next((metric for metric in HEADLINE_METRICS if metric in run.metrics), "")
-    curve = run.curve(telling).y if telling else []
+    """The row of a run in the list of runs."""
+    headline = next((metric for metric in HEADLINE_METRICS if metric in run.metrics), "")
+    curve = run.curve(headline).y if headline else []
     times = [record["time"] for record in (*run.lines[-1:], *run.events[-1:]) if "time" in record]
     return RunSummary(
         run=name,
@@ -125,21 +129,24 @@ def summarize_run(name: str, run: RunView, now: float) -> RunSummary:
         status=run.status(now),
         step=run.steps_done,
         of=run.steps_planned,
-        seconds=sum(line.get("seconds", 0.0) for line in run.lines),
-        seen=max(times, default=None),
-        metric=telling,
+        seconds=sum(line.get("step_time_s", 0.0) for line in run.lines),
+        last_update=max(times, default=None),
+        metric=headline,
         value=curve[-1] if curve else None,
         metrics=run.metrics,
         ledger=is_own_file(run.path / LEDGER_FILE),
-        plan=any(event.get("kind") == "plan" for event in run.events),
+        pipeline=any(event.get("kind") == "pipeline_started" for event in run.events),
     )
 
 
 def curve_data(run: RunView, metric: str, *, smooth: float) -> Mapping[str, Any]:
-    """A metric of a run as columns to draw; of many points, those that a picture shows."""
+    """A metric of a run as columns to draw, downsampled, with its moving average.
+
+    `smooth` is the window of the average in points; at most 1: none.
+    """
     found = run.curve(metric)
     shown = metric_display(metric)
-    seen = dict(zip((line["step"] for line in run.lines), run.tokens, strict=False))
+    tokens = dict(zip((line["step"] for line in run.lines), run.tokens, strict=False))
     average = smooth_ema(found.y, smooth) if smooth > 1 and not found.marks else []
     kept = downsample(found.x, found.y, POINTS // 4)
     timed = [line for line in run.lines if "time" in line]
@@ -149,7 +156,7 @@ def curve_data(run: RunView, metric: str, *, smooth: float) -> Mapping[str, Any]
         "unit": shown.unit,
         "log": shown.log,
         "step": [found.step[i] for i in kept],
-        "tokens": [seen[found.step[i]] for i in kept] if seen else [],
+        "tokens": [tokens[found.step[i]] for i in kept] if tokens else [],
         "seconds": [times.get(found.step[i]) for i in kept],
         "y": [found.y[i] for i in kept],
         "smooth": [average[i] for i in kept] if average else [],

@@ -1,4 +1,4 @@
-"""One run on one page: how it went, what it was, what it cost."""
+"""Report of one run: headline figures, charts, validation, time, recipe and hardware."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,15 +30,16 @@ from paddock.dashboard.run_view import RunView, format_setting, parse_number_or_
 from paddock.dashboard.scale import format_bytes, format_duration, format_number
 
 REPORT = "report.html"
-LANGUAGE = ("loss", "mtp", "held_out")  # nats a token: they share a picture
+NON_FINITE_FILES = ("non_finite_batch.npz", "not-finite.npz")  # the second of older runs
+LANGUAGE = ("loss", "mtp_loss", "val_loss")  # in nats/token: drawn in one chart
 
 
 def write_report(
     folder: str | Path, out: str | Path | None = None, *, clock: Callable[[], float] = time.time
 ) -> Path:
-    """Write the page of a run, into its folder unless told otherwise; returns where it is.
+    """Write the report of a run to `out`, by default report.html in its folder; returns it.
 
-    Works while the run is under way, after it was killed, and with what is left of it.
+    Works for running, finished, killed and partly damaged runs.
     """
     run = read_run(folder)
     file = Path(out) if out is not None else run.path / REPORT
@@ -53,12 +54,14 @@ def run_report(run: RunView, now: float) -> Iterator[Html]:
     yield join(tag("p", f"Note: {text}.", class_="note") for text in report_notes(run, status))
     if run.lines:
         yield tiles(headline_tiles(run))
-        yield section("Learning", smoothing_toggle(run_smoothing_window(run)), *loss_charts(run))
+        yield section(
+            "Loss and reward", smoothing_toggle(run_smoothing_window(run)), *loss_charts(run)
+        )
     yield evaluation_section(run)
     if run.lines:
-        yield section("Further curves", tag("div", join(other_charts(run)), class_="grid"))
+        yield section("Other metrics", tag("div", join(other_charts(run)), class_="grid"))
         yield section("Time", time_section(run))
-    yield section("Recipe and machine", recipe_section(run))
+    yield section("Recipe and hardware", recipe_section(run))
     yield section("Events", events_section(run))
 
 
@@ -76,50 +79,49 @@ def report_notes(run: RunView, status: str) -> Iterator[str]:
     yield from run.warnings
     if not run.lines:
         yield "no step was finished"
-    if status == "stopped" and (run.path / "not-finite.npz").is_file():
-        yield "a loss or gradient was not finite; the batch lies in not-finite.npz"
+    for name in NON_FINITE_FILES:
+        if status == "stopped" and (run.path / name).is_file():
+            yield f"non-finite loss or gradient; the batch is saved in {name}"
 
 
 def headline_tiles(run: RunView) -> Iterator[tuple[str, str, str]]:
-    held_out, entropy = (
-        run.curve("held_out").y,
+    """The figures at the top of the report: (name, value, remark)."""
+    val_loss, entropy = (
+        run.curve("val_loss").y,
         run.latest_positive_value("corpus", "unigram_entropy"),
     )
-    if held_out:
-        beside = "nats a token"
+    if val_loss:
+        remark = "nats/token"
         if entropy:
-            beside = (
-                f"{held_out[-1] / entropy:.0%} of the unigram entropy, {format_number(entropy)}"
-            )
-        yield "held-out loss", format_number(held_out[-1]), beside
-    for name in ("loss", "indexer"):
+            remark = f"{val_loss[-1] / entropy:.0%} of unigram entropy, {format_number(entropy)}"
+        yield "validation loss", format_number(val_loss[-1]), remark
+    for name in ("loss", "indexer_loss"):
         if name in run.metrics:
-            value, said = final_value(run.curve(name))
-            yield metric_display(name).title.lower(), format_number(value), said
+            value, meaning = final_value(run.curve(name))
+            yield metric_display(name).title.lower(), format_number(value), meaning
     for name in reward_metrics(run):
         first, last = first_and_last(run.curve(name))
         yield (
             metric_display(name).title.lower(),
             f"{first:.2f} \N{RIGHTWARDS ARROW} {last:.2f}",
-            "first and last twentieth",
+            "mean of first and last 5 %",
         )
     if run.tokens:
         yield "tokens", format_number(run.tokens[-1]), f"{run.steps_done:,} steps"
-    if (fast := throughput_series(run)).y:
-        yield "speed", format_number(median(fast.y)), "tokens a second, median"
-    if (used := mfu_series(run)) is not None and used.y:
-        yield "MFU", f"{median(used.y):.1f} %", "median"
+    if (throughput := throughput_series(run)).y:
+        yield "throughput", format_number(median(throughput.y)), "tok/s, median"
+    if (mfu := mfu_series(run)) is not None and mfu.y:
+        yield "MFU", f"{median(mfu.y):.1f} %", "median"
     if memory := [value for value in run.curve("memory_bytes").y if isfinite(value)]:
-        yield "memory", format_bytes(max(memory)), "at most"
+        yield "peak memory", format_bytes(max(memory)), ""
     yield "time", format_duration(sum(time_breakdown(run).values())), ""
 
 
 def loss_charts(run: RunView) -> Iterator[Html]:
-    """The losses that share a unit, the whole run and its last half; the indexer's own where it is
-    all that learns; rewards, of each task where there are several."""
+    """Losses of the whole run and of its second half; in other stages indexer loss or rewards."""
     if "loss" not in run.metrics:
-        if "indexer" in run.metrics:
-            yield metric_chart(run, "indexer")
+        if "indexer_loss" in run.metrics:
+            yield metric_chart(run, "indexer_loss")
         if reward_metrics(run):
             yield reward_chart(run)
         return
@@ -128,37 +130,44 @@ def loss_charts(run: RunView) -> Iterator[Html]:
     curves = [run.curve(name) for name in LANGUAGE if name in run.metrics]
     yield chart(run, LOSS_DISPLAY, curves, *rules)
     if len(run.lines) >= 100:
-        later = replace(LOSS_DISPLAY, title="Loss, the last half")
-        yield chart(run, later, [last_half(curve) for curve in curves])
+        second_half = replace(LOSS_DISPLAY, title="Loss, second half")
+        yield chart(run, second_half, [last_half(curve) for curve in curves])
 
 
 def other_charts(run: RunView) -> Iterator[Html]:
-    """Every other metric in a picture of its own, also those this page has never heard of."""
+    """A chart of every other metric, known or not."""
     shown = (
-        set(LANGUAGE) if "loss" in run.metrics else {"indexer", "held_out", *reward_metrics(run)}
+        set(LANGUAGE)
+        if "loss" in run.metrics
+        else {"indexer_loss", "val_loss", *reward_metrics(run)}
     )
     if len(reward_metrics(run)) == 1:
         shown.add("reward")  # the same
     for name in run.metrics:
         if name not in shown:
             yield metric_chart(run, name)
-    if (fast := throughput_series(run)).y:
-        yield chart(run, metric_display("speed"), [fast])
-    if (used := mfu_series(run)) is not None and used.y:
-        yield chart(run, metric_display("mfu"), [used])
+    if (throughput := throughput_series(run)).y:
+        yield chart(run, metric_display("speed"), [throughput])
+    if (mfu := mfu_series(run)) is not None and mfu.y:
+        yield chart(run, metric_display("mfu"), [mfu])
 
 
 def evaluation_section(run: RunView) -> Html:
-    held_out = run.curve("held_out")
+    """Validation losses and scores; empty if there are none."""
+    validation = run.curve("val_loss")
     parts = []
-    if held_out.y:
+    if validation.y:
         rows = [
             (f"{step:,.0f}", format_number(x), f"{y:.4f}")
-            for step, x, y in zip(held_out.step, held_out.x, held_out.y, strict=True)
+            for step, x, y in zip(validation.step, validation.x, validation.y, strict=True)
         ]
-        head = ("step", run.progress[0], "held-out loss, nats a token")
+        head = ("step", run.progress[0], "validation loss, nats/token")
         parts.append(
-            table(head, rows if len(rows) <= 12 else [*rows[:2], ("...",) * 3, *rows[-9:]], words=0)
+            table(
+                head,
+                rows if len(rows) <= 12 else [*rows[:2], ("...",) * 3, *rows[-9:]],
+                text_columns=0,
+            )
         )
     parts += loss_by_source(run)
     parts += score_tables(run)
@@ -166,25 +175,25 @@ def evaluation_section(run: RunView) -> Html:
 
 
 def loss_by_source(run: RunView) -> Iterator[Html]:
-    """The held-out loss of each source, when it was first and last measured."""
+    """Validation loss of each source at its first and last measurement."""
     found = [
-        (event.get("step", "?"), event["nats"])
+        (event.get("step", "?"), event["loss"])
         for event in run.events
-        if event.get("kind") == "held_out" and isinstance(event.get("nats"), Mapping)
+        if event.get("kind") == "validation" and isinstance(event.get("loss"), Mapping)
     ]
-    told = [found[0], found[-1]] if len(found) > 1 else found
+    shown = [found[0], found[-1]] if len(found) > 1 else found
 
     def cell(value: object) -> str:
-        return "" if (nats := parse_number_or_none(value)) is None else f"{nats:.3f}"
+        return "" if (loss := parse_number_or_none(value)) is None else f"{loss:.3f}"
 
-    if told:
-        rows = [(name, *(cell(nats.get(name)) for _, nats in told)) for name in told[-1][1]]
-        yield table(("held out, nats a token", *(f"step {step}" for step, _ in told)), rows)
+    if shown:
+        rows = [(name, *(cell(losses.get(name)) for _, losses in shown)) for name in shown[-1][1]]
+        head = "validation loss by source, nats/token"
+        yield table((head, *(f"step {step}" for step, _ in shown)), rows)
 
 
 def score_tables(run: RunView) -> Iterator[Html]:
-    """What `evaluated` events measured: single numbers as a table, lists (by layer, by depth) as
-    a row each."""
+    """Scores of `evaluated` events: numbers as a table, lists (by layer, by depth) as heat maps."""
     named = [
         (str(event.get("label") or f"step {event.get('step', '?')}"), event["scores"])
         for event in run.events
@@ -218,47 +227,49 @@ def _listed(values: object) -> dict[str, float | None]:
     return {str(place): parse_number_or_none(value) for place, value in enumerate(rest, start=1)}
 
 
-def time_breakdown(run: RunView) -> dict[str, float]:
-    """Where the seconds went, from the first start to the last word.
+OTHER_TIME, LOST_TIME = "checkpointing and other", "stopped or recomputed"
 
-    A step that also evaluates took as much longer than the others as the evaluation took. What
-    passed between two steps is saving and the like, or lost where the run was started anew.
+
+def time_breakdown(run: RunView) -> dict[str, float]:
+    """Seconds by activity, from the first start to the last event.
+
+    Validation time is what a step with validation takes beyond the median step. Time between two
+    steps is checkpointing and the like, or lost if the run was restarted in between.
     """
-    plain = [line["seconds"] for line in run.lines if "seconds" in line and "held_out" not in line]
+    plain = [
+        line["step_time_s"]
+        for line in run.lines
+        if "step_time_s" in line and "val_loss" not in line
+    ]
     usual = median(plain) if plain else 0.0
     starts = [e["time"] for e in run.events if e.get("kind") == "started" and "time" in e]
     ends = [e["time"] for e in run.events if e.get("kind") == "finished" and "time" in e]
-    found = {
-        "steps": 0.0,
-        "evaluation": 0.0,
-        "saving and the rest": 0.0,
-        "stopped or repeated": 0.0,
-    }
+    found = {"steps": 0.0, "evaluation": 0.0, OTHER_TIME: 0.0, LOST_TIME: 0.0}
     last = min(starts, default=None)
     for line in run.lines:
-        seconds, now = line.get("seconds", 0.0), line.get("time")
-        beyond = max(0.0, seconds - usual) if "held_out" in line else 0.0
-        found["steps"] += seconds - beyond
-        found["evaluation"] += beyond
+        seconds, now = line.get("step_time_s", 0.0), line.get("time")
+        validation = max(0.0, seconds - usual) if "val_loss" in line else 0.0
+        found["steps"] += seconds - validation
+        found["evaluation"] += validation
         if last is not None and now is not None:
-            anew = any(last < start <= now for start in starts)
-            between = "stopped or repeated" if anew else "saving and the rest"
+            restarted = any(last < start <= now for start in starts)
+            between = LOST_TIME if restarted else OTHER_TIME
             found[between] += max(0.0, now - last - seconds)
         last = last if now is None else now
     if ends and last is not None:
-        found["saving and the rest"] += max(0.0, ends[-1] - last)
+        found[OTHER_TIME] += max(0.0, ends[-1] - last)
     return {name: seconds for name, seconds in found.items() if seconds > 0}
 
 
 def time_section(run: RunView) -> Html:
     times = [record["time"] for record in (*run.events, *run.lines) if "time" in record]
-    days = ""
+    period = ""
     if times:
-        days = f"From {_moment(min(times))} to {_moment(max(times))} UTC."
-    return join((stacked_bar(time_breakdown(run), format_duration), tag("p", days)))
+        period = f"From {_timestamp(min(times))} to {_timestamp(max(times))} UTC."
+    return join((stacked_bar(time_breakdown(run), format_duration), tag("p", period)))
 
 
-def _moment(seconds: float) -> str:
+def _timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -283,16 +294,17 @@ def recipe_section(run: RunView) -> Html:
     flat = flatten(run.recipe)
     chosen = [(name, format_setting(flat[name])) for name in SETTINGS if name in flat]
     tables = [
-        table((head, ""), rows, words=2)
-        for head, rows in (("recipe", chosen), ("machine", list(hardware_rows(run))))
+        table((head, ""), rows, text_columns=2)
+        for head, rows in (("recipe", chosen), ("hardware", list(hardware_rows(run))))
         if rows
     ]
-    whole = details("The whole resolved recipe", tag("pre", run.recipe_text))
+    whole = details("Resolved recipe", tag("pre", run.recipe_text))
     return join((tag("div", *tables, class_="grid"), whole if run.recipe_text else ""))
 
 
 def flatten(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """
+    """Nested settings as dotted keys.
+
     >>> flatten({"steps": 9, "optim": {"lr": 0.1}})
     {'steps': 9, 'optim.lr': 0.1}
     """
@@ -307,18 +319,19 @@ def flatten(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def hardware_rows(run: RunView) -> Iterator[tuple[str, str]]:
-    written = run.latest_event_value("started", "machine")
-    for name, value in flatten(written).items() if isinstance(written, Mapping) else ():
+    """Recorded hardware, then compute and parallel settings."""
+    hardware = run.latest_event_value("started", "hardware")
+    for name, value in flatten(hardware).items() if isinstance(hardware, Mapping) else ():
         yield name, format_setting(value)
     for name, value in flatten(run.recipe).items():
-        if name.startswith(("machine.", "parallel.")):
+        if name.startswith(("compute.", "parallel.")):
             yield name, format_setting(value)
 
 
 def events_section(run: RunView) -> Html:
     rows = [
         (
-            _moment(event["time"]) if "time" in event else "",
+            _timestamp(event["time"]) if "time" in event else "",
             str(event.get("kind", "")),
             ", ".join(
                 f"{k} {format_setting(v)}" for k, v in event.items() if k not in ("time", "kind")
@@ -326,4 +339,4 @@ def events_section(run: RunView) -> Html:
         )
         for event in run.events
     ]
-    return details(f"{len(rows)} events", table(("time, UTC", "kind", ""), rows, words=3))
+    return details(f"{len(rows)} events", table(("time, UTC", "kind", ""), rows, text_columns=3))

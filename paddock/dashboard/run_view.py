@@ -1,4 +1,4 @@
-"""A run folder as it lies on disk: read, never written, and never trusted to be whole."""
+"""A run folder as read from disk: metrics, events and recipe, also of damaged runs."""
 
 import json
 import os
@@ -12,23 +12,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from paddock.dashboard import old_names
+from paddock.dashboard.old_names import metric_name, rename_event, rename_keys
 from paddock.dashboard.series import MetricSeries
 from paddock.journal import EVENTS_FILE, METRICS_FILE, follow
 
 RECIPE = "recipe.toml"
-PROGRESS = {"step", "time", "tokens", "seconds"}  # of a line of metrics, not curves of their own
+PROGRESS = {"step", "time", "tokens", "step_time_s"}  # columns of metrics.jsonl without a curve
 
 
 class ReportError(ValueError):
-    """What cannot be reported, and why."""
+    """A run cannot be read; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """What a run wrote down.
+    """What a run recorded.
 
-    `lines` are the steps that count, in order: where a run went back to a checkpoint, what it had
-    done beyond it is forgotten, as the run itself forgot it. `complaints` says what was unreadable.
+    `lines` are its steps in order. Where a run resumed from a checkpoint, the steps after that
+    checkpoint were recomputed and only the later record counts. `warnings` say what is unreadable.
     """
 
     path: Path
@@ -40,7 +42,7 @@ class RunView:
 
     @property
     def name(self) -> str:
-        """Its recipe and its stage."""
+        """The last two parts of the path: recipe and stage."""
         return " / ".join(self.path.resolve().parts[-2:])
 
     @property
@@ -52,11 +54,11 @@ class RunView:
         planned = parse_number_or_none(
             self.latest_event_value("started", "of")
         ) or parse_number_or_none(self.recipe.get("steps"))
-        return int(planned) if planned and _counts("step", planned) else None
+        return int(planned) if planned and _is_valid("step", planned) else None
 
     @cached_property
     def tokens(self) -> list[float]:
-        """Seen after each step; empty where the run does not count them."""
+        """Cumulative tokens after each step; empty if the run does not record them."""
         total, found = 0.0, []
         for line in self.lines:
             if "tokens" not in line:
@@ -67,16 +69,18 @@ class RunView:
 
     @cached_property
     def progress(self) -> tuple[str, list[float]]:
-        """What curves are drawn over, and how far each line has come: tokens, or steps where those
-        are not counted. Of reinforcement, updates: long replies are no sign of much learning."""
+        """The x-axis of curves and its values: tokens, or steps if those are not recorded.
+
+        In RL it is steps: the number of sampled tokens says little about training progress.
+        """
         steps = [line["step"] for line in self.lines]
         if "policy_loss" in self.metrics or "reward" in self.metrics:
-            return "updates", steps
+            return "steps", steps
         return ("tokens", self.tokens) if self.tokens else ("steps", steps)
 
     @cached_property
     def metrics(self) -> list[str]:
-        """Names of the curves, in the order in which they first appear."""
+        """Names of the metrics, in order of first appearance."""
         return [
             name
             for name in dict.fromkeys(n for line in self.lines for n in line)
@@ -84,10 +88,9 @@ class RunView:
         ]
 
     def curve(self, metric: str, name: str | None = None) -> MetricSeries:
-        """A metric over the run's progress. It has marks where it was measured now and then
-        only."""
-        along = zip(self.progress[1], self.lines, strict=True)
-        found = [(x, line) for x, line in along if metric in line]
+        """A metric over the run's progress, with marks if less than half of the steps have it."""
+        steps = zip(self.progress[1], self.lines, strict=True)
+        found = [(x, line) for x, line in steps if metric in line]
         return MetricSeries(
             name=name or metric.replace("_", " "),
             x=[x for x, _ in found],
@@ -97,93 +100,102 @@ class RunView:
         )
 
     def latest_event_value(self, kind: str, field: str) -> Any:
-        """The newest value of an event's field; None where it was never written."""
+        """The newest value of a field of such an event; None if there is none."""
         found = [e[field] for e in self.events if e.get("kind") == kind and field in e]
         return found[-1] if found else None
 
     def latest_positive_value(self, kind: str, field: str) -> float | None:
-        """The same, where it must be a number above zero to be of use."""
+        """As `latest_event_value`, but None unless it is a finite number above zero."""
         value = parse_number_or_none(self.latest_event_value(kind, field))
         return value if value is not None and 0 < value < inf else None
 
     def status(self, now: float) -> str:
-        """'finished', 'running' or 'stopped': a run that has been silent for far longer than its
-        steps take does not run."""
-        begins, ends = ("started", "plan"), ("finished", "plan_done")
-        kinds = [e.get("kind") for e in self.events if e.get("kind") in (*begins, *ends)]
+        """'finished', 'running' or 'stopped'.
+
+        A run without updates for much longer than its steps take is considered stopped.
+        """
+        starts, ends = ("started", "pipeline_started"), ("finished", "pipeline_finished")
+        kinds = [e.get("kind") for e in self.events if e.get("kind") in (*starts, *ends)]
         planned = self.steps_planned
         if kinds and kinds[-1] in ends:
             return "finished"
         if not kinds and planned is not None and self.steps_done >= planned:
-            return "finished"  # its events are lost, its steps are not
+            return "finished"  # events.jsonl is lost, metrics.jsonl is not
         last = max((record.get("time", 0.0) for record in (*self.lines, *self.events)), default=0.0)
-        if "plan" in kinds:  # it is silent while a stage goes on, and the stage is not
+        if "pipeline_started" in kinds:  # only the run of its current stage is updated
             stages = (_stamp(file) for file in self.path.glob(f"*/{METRICS_FILE}"))
             last = max([last, *(stamp[2] / 1e9 for stamp in stages if stamp is not None)])
-        seconds = [line["seconds"] for line in self.lines[-50:] if "seconds" in line]
-        patience = max(120.0, 20 * median(seconds) if seconds else 600.0)
-        return "running" if now - last < patience else "stopped"
+        seconds = [line["step_time_s"] for line in self.lines[-50:] if "step_time_s" in line]
+        timeout = max(120.0, 20 * median(seconds) if seconds else 600.0)
+        return "running" if now - last < timeout else "stopped"
 
 
 def read_run(path: str | Path) -> RunView:
+    """Read a run folder. Raises ReportError if there is none."""
     folder = Path(path)
     if not folder.is_dir():
-        raise ReportError(f"{folder}: no such folder")
+        raise ReportError(f"{folder}: folder not found")
     if not any(is_own_file(folder / name) for name in (METRICS_FILE, EVENTS_FILE)):
         raise ReportError(
-            f"{folder}: no run folder, it holds neither {METRICS_FILE} nor {EVENTS_FILE}{_near(folder)}"
+            f"{folder}: not a run folder, it holds neither {METRICS_FILE} nor {EVENTS_FILE}"
+            f"{_nested_runs(folder)}"
         )
     return LiveRunView(folder).refresh()
 
 
-Stamp = tuple[int, int, int] | None  # which file, how long, when
+Stamp = tuple[int, int, int] | None  # inode, size, time of modification
 
 
 class LiveRunView:
-    """The run in a folder that may still grow: each look reads what was added since the last."""
+    """A run that may still be written: each refresh reads what was added since the last."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamps: tuple[Stamp, ...] = ()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._metrics, self._events = (
             JsonlReader(self.path / METRICS_FILE),
             JsonlReader(self.path / EVENTS_FILE),
         )
         self._lines: list[dict[str, float]] = []
-        self._told: list[Mapping[str, Any]] = []
+        self._seen_events: list[Mapping[str, Any]] = []
         self._run: RunView | None = None
 
     def refresh(self) -> RunView:
+        """The run as it is now. Raises ReportError if its files are gone."""
         stamps = tuple(_stamp(self.path / name) for name in (METRICS_FILE, EVENTS_FILE, RECIPE))
         if not any(stamps[:2]):
-            raise ReportError(f"{self.path}: the run is gone")
+            raise ReportError(f"{self.path}: run not found")
         if self._run is not None and stamps == self._stamps:
             return self._run
-        if any(map(_begun_anew, self._stamps[:2], stamps)):
-            self._begin()
+        if any(map(_rewritten, self._stamps[:2], stamps)):
+            self._reset()
         for record in self._metrics.read_new():
             append_step(self._lines, record)
-        self._told += [with_valid_time(event) for event in self._events.read_new()]
-        text, recipe, wrong = read_recipe(self.path / RECIPE)
-        complaints = (wrong, self._metrics.complaint, self._events.complaint)
+        self._seen_events += [
+            with_valid_time(rename_event(event)) for event in self._events.read_new()
+        ]
+        text, recipe, warning = read_recipe(self.path / RECIPE)
+        warnings = (warning, self._metrics.warning, self._events.warning)
         self._run = RunView(
             path=self.path,
             recipe_text=text,
             recipe=recipe,
             lines=tuple(self._lines),
-            events=tuple(self._told),
-            warnings=tuple(filter(None, complaints)),
+            events=tuple(self._seen_events),
+            warnings=tuple(filter(None, warnings)),
         )
         self._stamps = stamps
         return self._run
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether it is a file and not a link to one: whoever can write into a run must not be able to
-    show other files to, and by, whoever looks at it."""
+    """Whether the path is a regular file and not a link.
+
+    A run could link to files elsewhere, which the dashboard must not show.
+    """
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
@@ -204,17 +216,20 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _begun_anew(before: Stamp, now: Stamp) -> bool:
-    """Whether what was read of a file is no longer its beginning: it was replaced or shortened."""
+def _rewritten(before: Stamp, now: Stamp) -> bool:
+    """Whether a file was replaced or truncated since it was read."""
     if before is None:
         return False
     return now is None or now[0] != before[0] or now[1] < before[1]
 
 
 def append_step(lines: list[dict[str, float]], record: Mapping[str, Any]) -> None:
-    """One more line of metrics, if it is one; what a run did beyond it before is forgotten."""
-    read = {name: parse_number_or_none(value) for name, value in record.items()}
-    line = {name: v for name, v in read.items() if v is not None and _counts(name, v)}
+    """Add a record of metrics.jsonl, replacing earlier records of the same and later steps.
+
+    Values that are not numbers are left out, and so are records without a step.
+    """
+    read = {metric_name(name): parse_number_or_none(value) for name, value in record.items()}
+    line = {name: v for name, v in read.items() if v is not None and _is_valid(name, v)}
     if "step" not in line:
         return
     while lines and lines[-1]["step"] >= line["step"]:
@@ -223,32 +238,31 @@ def append_step(lines: list[dict[str, float]], record: Mapping[str, Any]) -> Non
 
 
 def with_valid_time(event: dict[str, Any]) -> dict[str, Any]:
-    """The event with a time that is one, or with none."""
+    """The event, without its time if that is not a valid one."""
     when = parse_number_or_none(event.get("time"))
     rest = {name: value for name, value in event.items() if name != "time"}
-    return rest if when is None or not _counts("time", when) else {"time": when, **rest}
+    return rest if when is None or not _is_valid("time", when) else {"time": when, **rest}
 
 
-def _near(folder: Path) -> str:
+def _nested_runs(folder: Path) -> str:
     inside = sorted(file.parent.name for file in folder.glob(f"*/{METRICS_FILE}"))
     return f"; runs in it: {', '.join(inside[:8])}" if inside else ""
 
 
 class JsonlReader:
-    """A file of records, read as it grows, up to the first line that is none: what follows a
-    damaged line cannot be trusted."""
+    """Reads new records of a growing JSONL file, up to the first damaged line."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.complaint = path, ""
+        self.path, self.warning = path, ""
         self._offset = self._count = 0
         self._damaged = False
 
     def read_new(self) -> list[dict[str, Any]]:
-        """What was added since the last call."""
+        """Records added since the last call. Sets `warning` if the file is missing or damaged."""
         found: list[dict[str, Any]] = []
         if not self._damaged:
-            self.complaint = "" if is_own_file(self.path) else missing_file_note(self.path)
-            if self.complaint:
+            self.warning = "" if is_own_file(self.path) else missing_file_note(self.path)
+            if self.warning:
                 return found
         try:
             for record, offset in () if self._damaged else follow(self.path, self._offset):
@@ -256,36 +270,48 @@ class JsonlReader:
                     raise ValueError
                 found.append(record)
                 self._offset, self._count = offset, self._count + 1
-        except ValueError:  # JSON's own error is one, and so is text that is not UTF-8
+        except ValueError:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
             self._damaged = True
             where = f"{self.path.name}: line {self._count + 1}"
-            self.complaint = f"{where} is damaged; what follows is left out"
+            self.warning = f"{where} is damaged; the rest of the file is ignored"
         return found
 
 
 def read_recipe(path: Path) -> tuple[str, dict[str, Any], str]:
-    """Its text, what it says, and what is wrong with it."""
+    """The text, settings and warning of a recipe; keys of older runs are translated."""
     if not is_own_file(path):
         return "", {}, missing_file_note(path)
     text = path.read_text("utf-8", errors="replace")
     try:
-        return text, tomllib.loads(text), ""
+        return text, _with_current_keys(tomllib.loads(text)), ""
     except tomllib.TOMLDecodeError as error:
         return text, {}, f"{path.name}: {error}"
 
 
-def parse_number_or_none(value: object) -> float | None:
-    """What a journal means by a number: also the text that stands for one that is not finite. One
-    too large or too small to draw beside others is infinite or zero.
+def _with_current_keys(recipe: dict[str, Any]) -> dict[str, Any]:
+    """
+    >>> _with_current_keys({"steps": 2, "start": {"folder": "runs/sft"}})
+    {'steps': 2, 'init': {'checkpoint': 'runs/sft'}}
+    """
+    for section in ("start", "machine"):
+        if isinstance(recipe.get(section), dict):
+            recipe |= rename_keys({section: recipe.pop(section)}, old_names.RECIPE)
+    return recipe
 
-    >>> parse_number_or_none(0.5), parse_number_or_none("NaN"), parse_number_or_none(-1e300), parse_number_or_none(10**400), parse_number_or_none(True), parse_number_or_none("x")
-    (0.5, nan, -inf, inf, None, None)
+
+def parse_number_or_none(value: object) -> float | None:
+    """A number of the journal, which writes non-finite ones as text; None for anything else.
+
+    Magnitudes beyond 1e100 become infinite, below 1e-100 zero: they cannot be drawn.
+
+    >>> [parse_number_or_none(value) for value in (0.5, "NaN", -1e300, 10**400, True, "x")]
+    [0.5, nan, -inf, inf, None, None]
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
         found = float(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return inf
     except ValueError:
         return None
@@ -294,13 +320,13 @@ def parse_number_or_none(value: object) -> float | None:
     return 0.0 if abs(found) < 1e-100 else found
 
 
-def _counts(name: str, value: float) -> bool:
-    """Whether a measure of progress can be one; curves may hold anything."""
+def _is_valid(name: str, value: float) -> bool:
+    """Whether a value of a progress column is possible; metrics may have any value."""
     if name == "step":
         return 0 <= value < 1e15 and value == int(value)
     return name not in PROGRESS or 0 <= value < (1e11 if name == "time" else 1e15)
 
 
 def format_setting(value: object) -> str:
-    """A setting as a recipe writes it."""
+    """A setting as text: strings as they are, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Axes: where a value stands, which values are marked, and how numbers are written."""
+"""Axis scales, ticks, and formats of numbers, durations and sizes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """From `low` to `high`, which stand at 0 and 1. A logarithmic one is above zero throughout."""
+    """Maps `low` to 0 and `high` to 1. Both are positive on a logarithmic scale."""
 
     low: float
     high: float
     log: bool = False
 
     def at(self, value: float) -> float:
-        """
+        """Position of a value.
+
         >>> AxisScale(0, 4).at(1), AxisScale(1, 100, log=True).at(10)
         (0.25, 0.5)
         """
@@ -24,35 +25,34 @@ class AxisScale:
             return (log10(value) - log10(self.low)) / (log10(self.high) - log10(self.low))
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, most: int = 8) -> list[float]:
-        """At most `most` round values within the scale, equally far apart, or the ones, twos and
-        fives of every decade of a logarithmic scale.
+    def ticks(self, max_ticks: int = 8) -> list[float]:
+        """At most `max_ticks` round values: evenly spaced, or 1, 2 and 5 of each decade if log.
 
         >>> AxisScale(0.3, 2.6).ticks(6), AxisScale(0.4, 60, log=True).ticks()
         ([0.5, 1.0, 1.5, 2.0, 2.5], [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0])
         """
         if not self.log:
-            return _even(self.low, self.high, most)
+            return _even(self.low, self.high, max_ticks)
         decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
         for digits in ((1, 2, 5), (1, 3), (1,)):
             marks = [float(f"{digit}e{decade}") for decade in decades for digit in digits]
             found = [mark for mark in marks if self.low <= mark <= self.high]
-            if len(found) <= most:
+            if len(found) <= max_ticks:
                 break
-        if len(found) > most:  # many decades: every second, third, ...
-            found = found[:: ceil(len(found) / most)]
-        return found if len(found) > 2 else _even(self.low, self.high, most)
+        if len(found) > max_ticks:  # many decades: every second, third, ...
+            found = found[:: ceil(len(found) / max_ticks)]
+        return found if len(found) > 2 else _even(self.low, self.high, max_ticks)
 
 
-def _even(low: float, high: float, most: int) -> list[float]:
-    rough = (high - low) / most
+def _even(low: float, high: float, max_ticks: int) -> list[float]:
+    rough = (high - low) / max_ticks
     power = 10.0 ** floor(log10(rough))
     for size in (1, 2, 5, 10, 20):
         step = size * power
         first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
-        if last - first < most:
+        if last - first < max_ticks:
             break
-    # Rounded to the step, or three tenths would read 0.30000000000000004.
+    # Rounded to the step: 3 * 0.1 is 0.30000000000000004.
     digits = max(0, 1 - floor(log10(step)))
     return [round(number * step, digits) for number in range(first, last + 1)]
 
@@ -60,19 +60,23 @@ def _even(low: float, high: float, most: int) -> list[float]:
 def fit_scale(
     values: Iterable[float], *, log: bool = False, zero: bool = False, pad: float = 0.0
 ) -> AxisScale:
-    """A scale that holds every finite value (every positive one, if logarithmic), with `pad` of its
-    length free on both sides; never below zero where no value is. One value stands in the middle.
+    """A scale that contains all finite values (all positive ones, if `log`).
+
+    `pad` of its length is free on both sides, but it does not cross zero unless a value does. A
+    single value is in the middle.
 
     >>> fit_scale([2.0, 4.0, float("nan")], pad=0.1)
-    Scale(low=1.8, high=4.2, log=False)
+    AxisScale(low=1.8, high=4.2, log=False)
     >>> fit_scale([0.0, 10.0], pad=0.1), fit_scale([3.0])
-    (Scale(low=0.0, high=11.0, log=False), Scale(low=1.5, high=4.5, log=False))
+    (AxisScale(low=0.0, high=11.0, log=False), AxisScale(low=1.5, high=4.5, log=False))
     """
     found = [value for value in values if isfinite(value) and (value > 0 or not log)]
     low, high = min(found, default=1.0), max(found, default=1.0)
     if zero and not log:
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:
+    if zero and not log and low == high:  # only zeros
+        high = 1.0
+    elif low == high:
         half = (abs(low) or 1) / 2
         low, high = (low / 2, high * 2) if log else (low - half, low + half)
     elif log:
@@ -86,10 +90,12 @@ def fit_scale(
 
 
 def tick_labels(ticks: list[float]) -> list[str]:
-    """Ticks of one axis, alike in unit and decimals.
+    """Labels of the ticks of one axis, with a common unit.
 
-    >>> tick_labels([0.0, 0.5, 1.0]), tick_labels([0.0, 5e5, 1e6, 1.5e6]), tick_labels([0.0, 1e-4, 2e-4])
-    (['0', '0.5', '1'], ['0', '0.5M', '1M', '1.5M'], ['0', '1e-4', '2e-4'])
+    >>> tick_labels([0.0, 0.5, 1.0]), tick_labels([0.0, 5e5, 1e6, 1.5e6])
+    (['0', '0.5', '1'], ['0', '0.5M', '1M', '1.5M'])
+    >>> tick_labels([0.0, 1e-4, 2e-4])
+    ['0', '1e-4', '2e-4']
     """
     largest = max((abs(tick) for tick in ticks), default=0)
     if 0 < largest < 1e-3:
@@ -99,7 +105,7 @@ def tick_labels(ticks: list[float]) -> list[str]:
 
 
 def _unit(value: float) -> tuple[float, str]:
-    """What to divide by, and its name. Four digits stay as they are: 1,250 steps, not 1.25K."""
+    """Divisor and suffix. Numbers of four digits have no suffix: 1,250 steps, not 1.25K."""
     return next((pair for pair in UNITS if value >= max(pair[0], 1e4)), (1.0, ""))
 
 
@@ -111,10 +117,10 @@ def _power(value: float) -> str:
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """A number in running text.
+    """A number with `digits` significant digits and a suffix.
 
-    >>> format_number(0.62767), format_number(1_277_184), format_number(512), format_number(15_000), format_number(3e-05), format_number(2.0)
-    ('0.6277', '1.277M', '512', '15K', '3e-5', '2')
+    >>> [format_number(value) for value in (0.62767, 1_277_184, 512, 15_000, 3e-05, 2.0)]
+    ['0.6277', '1.277M', '512', '15K', '3e-5', '2']
     >>> format_number(float("nan"))
     'NaN'
     """
@@ -128,8 +134,8 @@ def format_number(value: float, digits: int = 4) -> str:
 
 def format_duration(seconds: float) -> str:
     """
-    >>> format_duration(4.2), format_duration(441), format_duration(12_000), format_duration(200_000)
-    ('4.2 s', '7 min 21 s', '3 h 20 min', '2 d 7 h')
+    >>> [format_duration(seconds) for seconds in (4.2, 441, 12_000, 200_000)]
+    ['4.2 s', '7 min 21 s', '3 h 20 min', '2 d 7 h']
     """
     whole = int(seconds)
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400

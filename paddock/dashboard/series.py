@@ -1,6 +1,6 @@
-"""Curves as plain numbers: smoothed, thinned for the screen, averaged over seeds.
+"""Metric series: smoothing, downsampling, averaging over seeds.
 
-Values that are not finite stay in a series: a gap in the picture is where they were.
+Non-finite values stay in a series and are drawn as gaps.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,11 @@ from statistics import fmean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSeries:
-    """One curve. `low` and `high` are the band around it, `step` what to call each point beside
-    its x, `marks` whether points are few and each worth a dot."""
+    """One curve.
+
+    `low` and `high` are a band around it, `step` the training step of each point, and `marks` says
+    that points are few and each is drawn as a dot.
+    """
 
     name: str
     x: Sequence[float]
@@ -25,28 +28,28 @@ class MetricSeries:
 
 
 def smooth_ema(values: Sequence[float], points: float) -> list[float]:
-    """Exponential moving average over about `points` points, unbiased from the first one on. It
-    looks back only: a curve never turns before its values do.
+    """Bias-corrected exponential moving average over about `points` points.
 
     >>> smooth_ema([4.0, 8.0], points=3)
     [4.0, 6.666666666666667]
     >>> smooth_ema([5.0, float("nan"), 5.0], points=9)
     [5.0, nan, 5.0]
     """
-    keep = 1 - 2 / (points + 1)
+    decay = 1 - 2 / (points + 1)
     total = weight = 0.0
     found = []
     for value in values:
         if isfinite(value):
-            total, weight = keep * total + value, keep * weight + 1
+            total, weight = decay * total + value, decay * weight + 1
         found.append(total / weight if isfinite(value) else value)
     return found
 
 
 def downsample(x: Sequence[float], y: Sequence[float], columns: int) -> list[int]:
-    """Which points to draw so that a picture `columns` wide looks the same: of every column the
-    first, lowest, highest, last and first that is not finite, so that neither a spike nor a gap is
-    lost. All of them while they are few. `x` must not descend.
+    """Indices of points to draw so that a chart of `columns` pixels looks the same.
+
+    Keeps the first, lowest, highest, last and first non-finite point of every column, so that no
+    spike or gap is lost; all points if they are few. `x` must not decrease.
 
     >>> downsample([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 1, 9, 1, 1, 1, 1, 0, 1, 1], columns=2)
     [0, 2, 4, 5, 7, 8, 9]
@@ -66,8 +69,9 @@ def downsample(x: Sequence[float], y: Sequence[float], columns: int) -> list[int
 
 
 def average_runs(name: str, runs: Sequence[MetricSeries]) -> MetricSeries:
-    """The mean of several runs at the steps that all of them reached, within the band from the
-    lowest to the highest. A mean over fewer runs would jump where one of them stops.
+    """Mean of several runs with a band from lowest to highest, at steps that all runs have.
+
+    A mean over fewer runs would jump where one of them stops.
 
     >>> a = MetricSeries(name="0", x=[10, 20, 30], y=[4.0, 2.0, 1.0], step=[1, 2, 3])
     >>> b = MetricSeries(name="1", x=[12, 22], y=[6.0, 3.0], step=[1, 2])

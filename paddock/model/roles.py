@@ -58,12 +58,13 @@ def parameter_roles(
 def _parts(network: nn.Module) -> dict[int, ModelPart]:
     """The part of every parameter of an indexer or MTP layer, by the parameter's id."""
     found: dict[int, ModelPart] = {}
-    # In this order: an indexer within MTP belongs to MTP.
-    kinds: tuple[tuple[type[nn.Module], ModelPart], ...] = ((Indexer, "indexer"), (MTP, "mtp"))
-    for kind, part in kinds:
-        for module in network.modules():
-            if isinstance(module, kind):
-                found |= dict.fromkeys(map(id, module.parameters()), part)
+    for module in network.modules():
+        if isinstance(module, MTP):
+            found |= dict.fromkeys(map(id, module.parameters()), "mtp")
+    for module in network.modules():
+        if isinstance(module, Indexer):
+            for parameter in map(id, module.parameters()):
+                found[parameter] = "mtp_indexer" if parameter in found else "indexer"
     return found
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 ParameterKind = Literal["matrix", "vector", "embedding", "head", "router"]
-ModelPart = Literal["main", "indexer", "mtp"]
+ModelPart = Literal["main", "indexer", "mtp", "mtp_indexer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ParameterRole:
 
     kind: ParameterKind
     split: MuonSplit | None = None
-    part: ModelPart = "main"  # what can be frozen as one; the indexer of an MTP layer is "mtp"
+    part: ModelPart = "main"  # what a stage may train alone or freeze
     keep_fp32: bool = False  # not rounded to a smaller dtype: it decides a ranking
 
     def __post_init__(self) -> None:

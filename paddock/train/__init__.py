@@ -1,17 +1,17 @@
-"""One loop, many stages: raising a model from raw text to sparse attention and dialogues.
+"""Training: one loop for pretraining, mid-training, sparse-attention adaptation and SFT.
 
-micro_batch.py  rows of data as tensors
-evaluate.py   how well a network predicts text it never saw
-loop.py       the training loop
-objective.py  what a network is asked to get better at
-estimate.py   what a run will cost, said before it starts
-policy.py     reinforcement learning as an objective
-run.py        a run folder, and what a stage is made from
-settings.py   what a training run is made of
-stages.py     what a stage changes about the loop
-trainer.py    one optimizer step
-step_timing.py  how fast a step is on this machine
-master_weights.py  exact weights, and the rounded ones a network computes with
+estimate.py        parameters, FLOPs and memory of a run, estimated before it starts
+evaluate.py        validation loss, MTP acceptance rate, needle recall, indexer recall
+loop.py            training loop: steps, validation, metrics, checkpoints
+master_weights.py  float32 master weights and the copies that the model computes with
+micro_batch.py     packed batches as tensors, split into micro batches
+objective.py       language-model loss with MTP, load-balancing and indexer losses
+policy.py          policy-gradient objective with routing replay
+run.py             run folder, initial model, device placement
+settings.py        settings of a training run
+stages.py          losses, attention and frozen parameters of each stage
+step_timing.py     step time measured on this machine
+trainer.py         one optimizer step over micro batches
 """
 
 from paddock.train import evaluate, policy

@@ -1,4 +1,4 @@
-"""What a run will cost, said before it starts."""
+"""Cost estimate of a training run: parameters, FLOPs and memory per rank."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from paddock.model import ModelConfig, cost
 from paddock.train.settings import TrainSettings
 from paddock.train.stages import stage_spec
 
-# Dense bfloat16 peak of chips whose name contains the key, in FLOP/s.
+# Dense bfloat16 peak in FLOP/s, by a part of the device name. The first match wins.
 PEAK_FLOPS = {
     "H200": 989e12,
     "H100": 989e12,
@@ -21,71 +21,79 @@ PEAK_FLOPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEstimate:
-    """Of the whole run; bytes are those of one rank."""
+    """Estimated cost of a run. Tokens and FLOPs are totals; bytes are per rank."""
 
     parameters: int
-    active: int  # without embeddings
+    active: int  # active per token, without embeddings
     tokens: int
-    flops_token: float  # needed, forward and backward: see model/cost.py
+    flops_per_token: float  # forward and backward, without recomputation: see model/cost.py
     ranks: int
-    weight_bytes: int  # of what is multiplied: on many ranks, the blocks gathered at a time
-    state_bytes: int  # exact weights, gradients and optimizer state
-    activation_bytes: int  # of one micro-batch, roughly
+    weight_bytes: int  # compute weights; with several ranks, those all-gathered at a time
+    state_bytes: int  # master weights, gradients and optimizer state
+    activation_bytes: int  # of one micro batch, approximate
 
     @property
     def flops(self) -> float:
-        return self.tokens * self.flops_token
+        """Total FLOPs of the run."""
+        return self.tokens * self.flops_per_token
 
     @property
     def rank_bytes(self) -> int:
+        """Total memory per rank."""
         return self.weight_bytes + self.state_bytes + self.activation_bytes
 
 
 def estimate_training(settings: TrainSettings, config: ModelConfig) -> TrainingEstimate:
-    """The cost of a run from its settings and its network's configuration alone."""
+    """Estimate a run from its settings and the model config; nothing is allocated."""
     total, ranks = cost.count_parameters(config).total, settings.parallel.ranks
-    machine, stream = settings.compute, settings.dataloader
-    half = machine.dtype == "bfloat16"
+    compute, dataloader = settings.compute, settings.dataloader
+    half = compute.dtype == "bfloat16"
     slots = 1 if settings.optim.type == "muon" else 2
-    exact = 1 if half or ranks > 1 else 0  # alone in float32, the weights are the exact ones
+    # A single float32 process computes with the master weights themselves: no copy.
+    master = 1 if half or ranks > 1 else 0
     return TrainingEstimate(
         parameters=total,
         active=cost.count_active_parameters(config).without_embeddings,
-        tokens=settings.steps * stream.batch_tokens,
-        flops_token=flops_per_token(config, settings),
+        tokens=settings.steps * dataloader.batch_tokens,
+        flops_per_token=flops_per_token(config, settings),
         ranks=ranks,
         weight_bytes=(total if ranks == 1 else gathered_parameters(config, settings))
         * (2 if half else 4),
-        state_bytes=total * 4 * (1 + slots + exact) // ranks,
+        state_bytes=total * 4 * (1 + slots + master) // ranks,
         activation_bytes=int(
             tokens_per_rank(settings)
-            * activation_elements_per_token(config, machine.activation_checkpointing)
+            * activation_elements_per_token(config, compute.activation_checkpointing)
             * (2 if half else 4)
         ),
     )
 
 
 def gathered_parameters(config: ModelConfig, settings: TrainSettings) -> int:
-    """Parameters a rank holds whole at a time: embedding and head, and the largest layer twice, in
-    use and on its way. Of its experts, those it owns."""
-    own = settings.parallel.expert
+    """Parameters a rank holds unsharded at a time.
+
+    These are the embedding, the head, and the largest layer twice: the one in use and the one being
+    prefetched. Of a layer's experts a rank holds only its own.
+    """
+    expert_ranks = settings.parallel.expert
     layers = [cost.count_layer_parameters(config, i) for i in range(config.layers)]
-    largest = max(layer.total - layer.experts + layer.experts // own for layer in layers)
+    largest = max(layer.total - layer.experts + layer.experts // expert_ranks for layer in layers)
     whole = cost.count_parameters(config)
     return whole.embedding + whole.head + 2 * largest
 
 
 def tokens_per_rank(settings: TrainSettings) -> int:
-    """Tokens of a micro-batch that one rank computes. A long document is never cut in two."""
-    parallel, stream = settings.parallel, settings.dataloader
-    share = max(1, stream.batch_tokens // (parallel.data * parallel.expert))
-    micro = max(min(settings.compute.micro_batch_tokens or share, share), stream.seq_len)
+    """Tokens of a micro batch on one rank. A document is never split across micro batches."""
+    parallel, dataloader = settings.parallel, settings.dataloader
+    share = max(1, dataloader.batch_tokens // (parallel.data * parallel.expert))
+    micro = max(min(settings.compute.micro_batch_tokens or share, share), dataloader.seq_len)
     return -(-micro // parallel.context)
 
 
 def flops_per_token(config: ModelConfig, settings: TrainSettings) -> float:
-    """FLOPs that a token of this run needs, forward and backward, in rows of one document each;
-    shorter documents need less attention."""
+    """Forward and backward FLOPs per token, if every row is one document.
+
+    Shorter documents need less attention.
+    """
     stage, loss = stage_spec(settings), settings.loss
     return cost.training_flops(
         config,
@@ -99,10 +107,13 @@ def flops_per_token(config: ModelConfig, settings: TrainSettings) -> float:
     )
 
 
-def activation_elements_per_token(config: ModelConfig, recompute: bool) -> float:
-    """Numbers a token leaves behind for the backward pass, by rule of thumb: a layer's input if it
-    is recomputed, else about what its matrices read and write."""
-    if recompute:
+def activation_elements_per_token(config: ModelConfig, activation_checkpointing: bool) -> float:
+    """Elements saved per token for the backward pass, as a rule of thumb.
+
+    With activation checkpointing only the input of each layer is saved; without, about the inputs
+    and outputs of its matrix products.
+    """
+    if activation_checkpointing:
         return float(config.hidden * (config.layers + 4))
     active = cost.count_active_parameters(config)
     per_layer = 2 * (active.without_embeddings / config.layers) / config.hidden
@@ -110,7 +121,7 @@ def activation_elements_per_token(config: ModelConfig, recompute: bool) -> float
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The chip's dense bfloat16 peak, where we know it."""
+    """Dense bfloat16 peak of the device in FLOP/s; None if it is not known."""
     if device.type == "cpu":
         return None
     name = torch.get_device_module(device).get_device_name(device)

@@ -1,4 +1,4 @@
-"""The one training loop. A stage is this loop with another objective."""
+"""Training loop shared by all stages: steps, validation, metrics, checkpoints, resume."""
 
 import platform
 import time
@@ -35,50 +35,52 @@ from paddock.train.trainer import Trainer, TrainStepOutput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """What a watcher is told after each step."""
+    """Metrics of one step, passed to the progress callback."""
 
-    step: int  # done so far
-    steps: int
+    step: int  # steps done so far
+    steps: int  # of the whole run
     output: TrainStepOutput
-    seconds: float  # this step took
-    validation: ValidationLoss | None = None  # where it was measured
+    seconds: float  # duration of this step, with its validation
+    validation: ValidationLoss | None = None  # None in steps without validation
 
 
 UpdateCallback = Callable[[StepMetrics], None]
+NON_FINITE_FILE = "non_finite_batch.npz"  # the batch that gave a loss or gradient of NaN or inf
 
 
 def ignore_update(_: object) -> None:
-    pass
+    """Callback that does nothing."""
 
 
 def train(
     run: TrainingRun,
     *,
-    say: LogCallback = ignore_update,
-    watch: UpdateCallback = ignore_update,
+    log: LogCallback = ignore_update,
+    on_update: UpdateCallback = ignore_update,
     clock: Callable[[], float] = time.time,
 ) -> Trainer:
-    """Raise the network from where the run stands to its last step.
+    """Train from the newest checkpoint, or from the start, to the last step.
 
-    Under torchrun every rank calls this; the first one writes, speaks and is watched.
+    Under torchrun every rank calls this; only rank zero writes files and calls `log` (messages) and
+    `on_update` (metrics of each step). Returns the trainer with the final weights.
     """
-    sizes = ParallelDegrees(**run.settings.parallel.model_dump())
-    with init_mesh(sizes, init_device(run.settings.compute)) as mesh:
+    degrees = ParallelDegrees(**run.settings.parallel.model_dump())
+    with init_mesh(degrees, init_device(run.settings.compute)) as mesh:
         if not mesh.is_rank_zero:
-            say, watch = ignore_update, ignore_update
-        # The journal first: its lock makes sure that nobody else is writing to the folder.
+            log, on_update = ignore_update, ignore_update
+        # The journal is opened first: its lock keeps a second process out of the folder.
         with Journal(run.folder, clock=clock) if mesh.is_rank_zero else NullJournal() as journal:
             with mesh.rank_zero_first():
                 if mesh.is_rank_zero:
                     run.claim()
-                tokenizer = open_run_tokenizer(run, say)
-                corpus = open_corpus(run, tokenizer, say)
+                tokenizer = open_run_tokenizer(run, log)
+                corpus = open_corpus(run, tokenizer, log)
             trainer = build_trainer(run, tokenizer, mesh)
-            shares = mesh.data_ranks
-            stream = PackedDataLoader(
-                corpus.split("train"), run.settings.dataloader, rank=shares.rank, world=shares.size
+            ranks = mesh.data_ranks
+            dataloader = PackedDataLoader(
+                corpus.split("train"), run.settings.dataloader, rank=ranks.rank, world=ranks.size
             )
-            done = load_checkpoint(run, trainer, stream)
+            done = load_checkpoint(run, trainer, dataloader)
             journal.log_event(
                 "started",
                 step=done,
@@ -88,37 +90,37 @@ def train(
             if done == 0 and mesh.is_rank_zero:
                 entropy = unigram_entropy(corpus, tokenizer.vocab_size)
                 journal.log_event("corpus", unigram_entropy=entropy)
-            say(f"step {done} of {run.settings.steps}")
-            for moment in _steps(run, trainer, stream, corpus, done):
-                log_step(journal, moment)
-                watch(moment)
-                if is_due(moment.step, run.settings.checkpoint.every, run.settings.steps):
-                    save_checkpoint(run, trainer, stream, tokenizer, moment.step)
+            log(f"step {done} of {run.settings.steps}")
+            for metrics in _steps(run, trainer, dataloader, corpus, done):
+                log_step(journal, metrics)
+                on_update(metrics)
+                if is_due(metrics.step, run.settings.checkpoint.every, run.settings.steps):
+                    save_checkpoint(run, trainer, dataloader, tokenizer, metrics.step)
             journal.log_event("finished", step=run.settings.steps)
     return trainer
 
 
 def run_metadata(settings: TrainSettings, trainer: Trainer, mesh: Mesh) -> dict[str, object]:
-    """What a report needs besides the steps: where the run is, and what a token costs."""
+    """Fields of the `started` event: hardware, FLOPs per token and peak FLOP/s."""
     device, ranks = mesh.device, mesh.all_ranks.size
     module = None if device.type == "cpu" else torch.get_device_module(device)
     chip = platform.machine() if module is None else module.get_device_name(device)
     peak = peak_flops(device)
     return {
-        "compute": {
+        "hardware": {
             "device": str(device),
             "chip": chip,
             "ranks": ranks,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         },
-        "flops_token": estimate_training(settings, trainer.network.config).flops_token,
-        "peak_flops": None if peak is None else peak * ranks,  # a step's tokens are all ranks'
+        "flops_per_token": estimate_training(settings, trainer.network.config).flops_per_token,
+        "peak_flops": None if peak is None else peak * ranks,  # of all ranks, as a step's tokens
     }
 
 
 class NullJournal:
-    """The journal of a rank that keeps none."""
+    """Journal of the ranks other than zero: discards everything."""
 
     def log_metrics(self, step: int, **values: float) -> None:
         pass
@@ -134,6 +136,7 @@ class NullJournal:
 
 
 def build_trainer(run: TrainingRun, tokenizer: Tokenizer, mesh: Mesh) -> Trainer:
+    """The initial model, with the stage's parameters frozen, on its device and in a trainer."""
     settings = run.settings
     network = load_init_model(settings, tokenizer)
     stage = stage_spec(settings)
@@ -141,31 +144,32 @@ def build_trainer(run: TrainingRun, tokenizer: Tokenizer, mesh: Mesh) -> Trainer
     check_parallel(network.config, settings.parallel)
     network = place_model(network, settings.compute, mesh)
     objective = LanguageModelObjective(stage, settings.loss)
-    evidence = run.folder / "not-finite.npz"
+    non_finite_file = run.folder / NON_FINITE_FILE
     fake_quant = load_fake_quant(settings.fake_quant)
-    return Trainer(network.train(), objective, settings, evidence, mesh, fake_quant)
+    return Trainer(network.train(), objective, settings, non_finite_file, mesh, fake_quant)
 
 
 def _steps(
-    run: TrainingRun, trainer: Trainer, stream: PackedDataLoader, corpus: Corpus, done: int
+    run: TrainingRun, trainer: Trainer, dataloader: PackedDataLoader, corpus: Corpus, done: int
 ) -> Iterator[StepMetrics]:
+    """Run the steps after the first `done`, with validation where it is due."""
     settings = run.settings
     schedule = build_lr_schedule(settings.optim, settings.steps)
     for step in range(done, settings.steps):
         start, progress = time.perf_counter(), step / settings.steps
-        batch = stream.next_batch(progress=progress, tokens=batch_tokens(settings, progress))
+        batch = dataloader.next_batch(progress=progress, tokens=batch_tokens(settings, progress))
         bias_rate = (
             settings.loss.router_bias_rate if progress < settings.loss.router_bias_until else 0.0
         )
-        report = trainer.step(
+        output = trainer.step(
             batch,
             lr=settings.optim.lr * schedule.at(step + 1),
             bias_rate=bias_rate,
             progress=progress,
         )
-        held_out = None
+        validation = None
         if is_due(step + 1, settings.validation.every, settings.steps):
-            held_out = validation_loss(
+            validation = validation_loss(
                 trainer.network,
                 corpus,
                 dense=stage_spec(settings).dense,
@@ -174,11 +178,16 @@ def _steps(
             )
         seconds = time.perf_counter() - start
         yield StepMetrics(
-            step=step + 1, steps=settings.steps, output=report, seconds=seconds, validation=held_out
+            step=step + 1,
+            steps=settings.steps,
+            output=output,
+            seconds=seconds,
+            validation=validation,
         )
 
 
 def build_lr_schedule(optim: OptimSettings, steps: int) -> Schedule:
+    """The learning-rate schedule of a run of `steps`, as a fraction of the peak."""
     warmup = optim.warmup_ratio * steps
     if optim.schedule == "constant":
         return ConstantSchedule(warmup=warmup)
@@ -190,40 +199,45 @@ def build_lr_schedule(optim: OptimSettings, steps: int) -> Schedule:
 
 
 def batch_tokens(settings: TrainSettings, progress: float) -> int:
-    """Whole rows, rising from `batch_from` to the full batch over `batch_rise` of the run."""
-    full, context = settings.dataloader.batch_tokens, settings.dataloader.seq_len
+    """Batch size at `progress` of the run, in whole rows.
+
+    Grows linearly from `batch_warmup_from` to the full batch over `batch_warmup` of the run.
+    """
+    full, seq_len = settings.dataloader.batch_tokens, settings.dataloader.seq_len
     if settings.batch_warmup_from is None or progress >= settings.batch_warmup:
         return full
-    share = progress / settings.batch_warmup
-    grown = settings.batch_warmup_from + share * (full - settings.batch_warmup_from)
-    return max(context, int(grown) // context * context)
+    fraction = progress / settings.batch_warmup
+    grown = settings.batch_warmup_from + fraction * (full - settings.batch_warmup_from)
+    return max(seq_len, int(grown) // seq_len * seq_len)
 
 
 def is_due(step: int, every: int, steps: int) -> bool:
+    """Whether something done every `every` steps, and at the last step, is done after `step`."""
     return step % every == 0 or step == steps
 
 
-def log_step(journal: Journal | NullJournal, moment: StepMetrics) -> None:
-    report = moment.output
-    extra = {}
-    if moment.validation is not None:
-        extra = {"held_out": moment.validation.loss}
-        journal.log_event("held_out", step=moment.step, nats=moment.validation.by_source)
+def log_step(journal: Journal | NullJournal, metrics: StepMetrics) -> None:
+    """Write a line of metrics.jsonl; the validation loss by source goes to events.jsonl."""
+    output = metrics.output
+    validation = {}
+    if metrics.validation is not None:
+        validation = {"val_loss": metrics.validation.loss}
+        journal.log_event("validation", step=metrics.step, loss=metrics.validation.by_source)
     journal.log_metrics(
-        moment.step,
-        **report.losses,
-        **extra,
-        grad_norm=report.grad_norm,
-        lr=report.lr,
-        tokens=report.tokens,
-        imbalance=report.expert_imbalance,
-        seconds=moment.seconds,
+        metrics.step,
+        **output.losses,
+        **validation,
+        grad_norm=output.grad_norm,
+        lr=output.lr,
+        tokens=output.tokens,
+        expert_imbalance=output.expert_imbalance,
+        step_time_s=metrics.seconds,
         memory_bytes=peak_memory_bytes(),
     )
 
 
 def peak_memory_bytes() -> int:
-    """At most so far on an accelerator; of this process now, where there is none."""
+    """Peak memory allocated on the accelerator; without one, resident memory of the process."""
     if torch.accelerator.is_available():
         return int(torch.accelerator.max_memory_allocated())
     status = Path("/proc/self/status")
@@ -233,9 +247,13 @@ def peak_memory_bytes() -> int:
 
 
 def save_checkpoint(
-    run: TrainingRun, trainer: Trainer, stream: PackedDataLoader, tokenizer: Tokenizer, step: int
+    run: TrainingRun,
+    trainer: Trainer,
+    dataloader: PackedDataLoader,
+    tokenizer: Tokenizer,
+    step: int,
 ) -> None:
-    """The first rank writes what all of them hold."""
+    """Gather the state of all ranks on rank zero, which writes it and prunes old checkpoints."""
     keep, last = run.settings.checkpoint, step == run.settings.steps
     network = trainer.weights.master_model()
     optimizer: dict[str, Tensor] = {}
@@ -250,7 +268,7 @@ def save_checkpoint(
         step,
         network,
         optimizer,
-        extra={"stream": stream.state_dict()},
+        extra={"stream": dataloader.state_dict()},
         extra_files=tokenizer.files,
     )
     training_state.prune_checkpoints(
@@ -258,8 +276,11 @@ def save_checkpoint(
     )
 
 
-def load_checkpoint(run: TrainingRun, trainer: Trainer, stream: PackedDataLoader) -> int:
-    """Go on from the newest checkpoint, whichever ranks wrote it; returns the steps behind it."""
+def load_checkpoint(run: TrainingRun, trainer: Trainer, dataloader: PackedDataLoader) -> int:
+    """Resume from the newest checkpoint, written by any number of ranks; returns its step.
+
+    Returns 0 if there is none.
+    """
     found = training_state.load_latest(run.checkpoints)
     if found is None:
         return 0
@@ -268,5 +289,5 @@ def load_checkpoint(run: TrainingRun, trainer: Trainer, stream: PackedDataLoader
     training_state.load_optimizer_state(
         trainer.optimizer, state.optimizer, trainer.weights.local_part
     )
-    stream.load_state_dict(state.extra["stream"])
+    dataloader.load_state_dict(state.extra["stream"])
     return step

@@ -1,13 +1,12 @@
-"""The weights an optimizer moves, and the ones a network computes with.
+"""Float32 master weights, and the rounded or fake-quantized copies that the model computes with.
 
-In float32 they are the same tensors. A bfloat16 network computes with rounded copies: the exact
-float32 weights live here, gradients of micro-batches add up in float32, and after each step the
-network's copies are rounded anew. A sharded network is float32 and rounds what it gathers: its
-exact weights are its shards.
+In float32 both are the same tensors. A bfloat16 model computes with rounded copies: the float32
+master weights live here, gradients of micro batches accumulate in float32, and after each step the
+copies are rounded again. A sharded (FSDP) model is float32 and casts what it all-gathers: its
+master weights are its shards.
 
-Quantization-aware training is the same with a coarser rounding: the network computes with what
-`FakeQuant` makes of the exact weights, and its gradients go to the exact ones as they are
-(straight-through).
+Quantization-aware training works the same way: the model computes with `FakeQuant` of the master
+weights, and gradients pass straight through to the master weights.
 """
 
 from dataclasses import replace
@@ -33,11 +32,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class FakeQuant(Protocol):
-    """The values a network computes with, in place of its exact weights."""
+    """Quantize and dequantize a parameter, for quantization-aware training."""
 
     def __call__(self, name: str, weight: Tensor) -> Tensor:
-        """What a quantizer would make of this parameter, as numbers of the same shape and dtype. A
-        weight that is left alone comes back itself."""
+        """The dequantized values, with the shape and dtype of `weight`.
+
+        A parameter that is not quantized is returned itself, not as a copy.
+        """
 
 
 def no_fake_quant(name: str, weight: Tensor) -> Tensor:  # noqa: ARG001
@@ -46,8 +47,10 @@ def no_fake_quant(name: str, weight: Tensor) -> Tensor:  # noqa: ARG001
 
 
 class MasterWeights:
-    """`network` comes with its exact weights; from here on it computes in `dtype`, and with what
-    `fake_quant` makes of them."""
+    """Master weights of `network`, which from here on computes in `dtype` with fake quantization.
+
+    `network` must hold its full-precision weights.
+    """
 
     def __init__(
         self,
@@ -63,39 +66,45 @@ class MasterWeights:
             network.cast(dtype)
             for name, parameter in network.named_parameters():
                 if parameter.dtype == dtype:
-                    learns = parameter.requires_grad
-                    self.master[name] = nn.Parameter(before[name], requires_grad=learns)
-        self._keep_apart_what_is_quantized()
-        split = {
+                    requires_grad = parameter.requires_grad
+                    self.master[name] = nn.Parameter(before[name], requires_grad=requires_grad)
+        self._separate_quantized()
+        expert_dims = {
             f"{name}.{stack}": module.axis
             for name, module in network.named_modules()
             if isinstance(module, GroupedExperts)
             for stack, _ in module.named_parameters()
         }
-        self._held = {
-            name: local_rows(parameter, split.get(name, SINGLE_RANK))
+        self._local_rows = {
+            name: local_rows(parameter, expert_dims.get(name, SINGLE_RANK))
             for name, parameter in self.master.items()
         }
         self._shapes = {
-            name: (len(parameter) * split.get(name, SINGLE_RANK).size, *parameter.shape[1:])
+            name: (len(parameter) * expert_dims.get(name, SINGLE_RANK).size, *parameter.shape[1:])
             for name, parameter in self.master.items()
         }
 
-    def _keep_apart_what_is_quantized(self) -> None:
+    def _separate_quantized(self) -> None:
+        """Give every fake-quantized parameter a master weight of its own."""
         if self._fake_quant is no_fake_quant:
             return
-        assert self._mesh.all_ranks.size == 1, "shards are their own exact weights"
+        assert self._mesh.all_ranks.size == 1, (
+            "fake quantization needs a single process: shards are their own master weights"
+        )
         for name, parameter in self._network.named_parameters():
-            given = self.master[name].detach()
-            if self.master[name] is parameter and self._fake_quant(name, given) is not given:
-                learns = parameter.requires_grad
-                self.master[name] = nn.Parameter(given.clone(), requires_grad=learns)
+            weight = self.master[name].detach()
+            if self.master[name] is parameter and self._fake_quant(name, weight) is not weight:
+                requires_grad = parameter.requires_grad
+                self.master[name] = nn.Parameter(weight.clone(), requires_grad=requires_grad)
         self.copy_to_model()
 
     def roles(
         self, *, split: SplitRows = "all", split_rope_rows: bool = False
     ) -> list[NamedParameter]:
-        """What the optimizer is told: only parameters that learn, their rows split as asked."""
+        """Trainable master weights with their roles, for the optimizer.
+
+        `split` says which Muon splits are kept: of attention heads only, all, or none.
+        """
         declared = parameter_roles(
             self._network, self._network.config, split_rope_rows=split_rope_rows
         )
@@ -110,64 +119,69 @@ class MasterWeights:
         ]
 
     def params_with_grad(self) -> list[Tensor]:
+        """Master weights that have a gradient."""
         return [parameter for parameter in self.master.values() if parameter.grad is not None]
 
     def accumulate_gradients(self) -> None:
-        """Move what a backward pass left on the network's copies onto the exact weights."""
+        """Move the gradients of the model's copies to the master weights, adding up in float32."""
         for name, parameter in self._network.named_parameters():
-            exact = self.master[name]
-            if exact is parameter or parameter.grad is None:
+            master = self.master[name]
+            if master is parameter or parameter.grad is None:
                 continue
-            if exact.grad is None:
-                exact.grad = parameter.grad.float()
+            if master.grad is None:
+                master.grad = parameter.grad.float()
             else:
-                exact.grad += parameter.grad
+                master.grad += parameter.grad
             parameter.grad = None
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
-        """Round the exact weights into the network."""
+        """Round or fake-quantize the master weights into the model's copies."""
         rounded = [
             (parameter, self._fake_quant(name, self.master[name].detach()))
             for name, parameter in self._network.named_parameters()
             if self.master[name] is not parameter
         ]
         if rounded:
-            torch._foreach_copy_([r for r, _ in rounded], [exact for _, exact in rounded])
+            torch._foreach_copy_([copy for copy, _ in rounded], [value for _, value in rounded])
 
     def gather_full(self, name: str, rows: Tensor) -> Tensor | None:
-        """From each rank's rows of something shaped like this parameter, all of them on the first
-        rank, and None on the others. All ranks must ask."""
+        """Gather a tensor shaped like parameter `name` from each rank's rows.
+
+        Collective: all ranks must call it. Returns the full tensor on rank zero, None elsewhere.
+        """
         if self._mesh.all_ranks.size == 1:
             return rows
         found = gather_to_rank_zero(
-            rows, self._held[name], self._shapes[name], self._mesh.all_ranks
+            rows, self._local_rows[name], self._shapes[name], self._mesh.all_ranks
         )
         return None if found is None else found.cpu()
 
     def local_part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's rows of something shaped like this parameter."""
-        return whole if self._mesh.all_ranks.size == 1 else whole[self._held[name]].clone()
+        """This rank's rows of a full tensor shaped like parameter `name`."""
+        return whole if self._mesh.all_ranks.size == 1 else whole[self._local_rows[name]].clone()
 
     def master_model(self) -> Transformer | None:
-        """The network with its exact weights: what a checkpoint holds. A single process shares
-        their memory; of many the first rank gathers them in host memory, and the others get None.
+        """The model with its master weights, as checkpoints store it.
+
+        A single process shares their memory. With several, rank zero gathers them in host memory
+        and the others get None.
         """
-        exact = {
+        master = {
             name: self.gather_full(name, to_local(p.detach())) for name, p in self.master.items()
         }
         if not self._mesh.is_rank_zero:
             return None
-        twin = meta_model(self._network.config)
-        state = {**self._network.state_dict(), **exact}
+        model = meta_model(self._network.config)
+        state = {**self._network.state_dict(), **master}
         if self._network.config.tied:
             state["head.weight"] = state["embed.weight"]
-        twin.load_state_dict(state, assign=True)
-        return twin
+        model.load_state_dict(state, assign=True)
+        return model
 
     @torch.no_grad()
     def restore(self, network: Transformer) -> None:
-        """Take over another network's exact weights and buffers."""
+        """Load master weights and buffers from another model, which has them in full."""
         saved = network.state_dict()
         for name, tensor in self._network.state_dict().items():
             if name in self.master:
@@ -178,6 +192,7 @@ class MasterWeights:
 
 
 def _split(role: ParameterRole, wanted: SplitRows) -> ParameterRole:
+    """The role with its Muon split, or without it if `wanted` excludes it."""
     kept = role.split is not None and (
         wanted == "all" or (wanted == "heads" and role.split.heads > 1)
     )

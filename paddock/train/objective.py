@@ -1,7 +1,7 @@
-"""What a network is asked to get better at.
+"""Training objectives: next-token loss with MTP, load-balancing and indexer losses.
 
-An objective turns a micro-batch into a loss whose gradients add up over micro-batches and ranks:
-it divides by the counts of the whole batch, which the caller knows before the first forward pass.
+An objective turns a micro batch into a loss whose gradients add up over micro batches and ranks: it
+divides by the counts of the whole batch, which are known before the first forward pass.
 T tokens, D hidden.
 """
 
@@ -21,15 +21,18 @@ from paddock.train.stages import StageSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """`total` is what to differentiate; `parts` are its unweighted ingredients, for the journal;
-    `loads` how many tokens each expert of each MoE layer received, the MTP layer's last."""
+    """Losses of a micro batch.
+
+    `total` is differentiated. `parts` are its unweighted terms, for the journal. `expert_loads` are
+    the tokens of each expert by MoE layer, the MTP layer last.
+    """
 
     total: Tensor
     parts: dict[str, Tensor]
     expert_loads: tuple[Tensor, ...] = ()
 
     def scaled(self, weight: int) -> "Losses":
-        """The same, counted so many times; nothing left to differentiate."""
+        """All values times `weight`, detached."""
         parts = {name: part * weight for name, part in self.parts.items()}
         return Losses(
             self.total.detach() * weight, parts, tuple(n * weight for n in self.expert_loads)
@@ -40,13 +43,15 @@ class Objective(Protocol):
     def __call__(
         self, network: Transformer, batch: MicroBatch, counts: TokenCounts, progress: float
     ) -> Losses:
-        """The batch's share of the loss; `progress` of the run, 0 to 1, moves weights."""
+        """Losses of the micro batch, divided by `counts` of the whole batch.
+
+        `progress` of the run, from 0 to 1, selects coefficients that change over time.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelObjective:
-    """Next token, MTP over shared depths, router balance and the indexer's loss, as the stage
-    asks for them."""
+    """Next-token, MTP, load-balancing and indexer losses, as far as the stage has them."""
 
     stage: StageSpec
     loss: AuxLossSettings
@@ -55,47 +60,47 @@ class LanguageModelObjective:
         self, network: Transformer, batch: MicroBatch, counts: TokenCounts, progress: float
     ) -> Losses:
         output = network(batch.token_T, batch.attn_metadata, aux=self.stage.aux_request)
-        notes = list(output.aux)
+        aux = list(output.aux)
         weights = {
             "loss": 1.0,
-            "mtp": self.loss.mtp_coef
+            "mtp_loss": self.loss.mtp_coef
             if progress < self.loss.mtp_coef_switch
             else self.loss.mtp_coef_final,
-            "balance": self.loss.balance_coef,
-            "indexer": self.loss.indexer_coef,
+            "balance_loss": self.loss.balance_coef,
+            "indexer_loss": self.loss.indexer_coef,
         }
         parts: dict[str, Tensor] = {}
         if self.stage.language:
             parts["loss"] = _language(network, output.hidden_TD, batch, 1) / (
                 counts.targets[0] or 1
             )
-        if network.mtp is not None and weights["mtp"]:
-            states, note = self._look_ahead(network, output.hidden_TD, batch)
-            notes.append(note)
+        if network.mtp is not None and weights["mtp_loss"]:
+            states, mtp_aux = self._mtp_states(network, output.hidden_TD, batch)
+            aux.append(mtp_aux)
             if self.stage.language:
-                parts["mtp"] = _mtp(network, states, batch, counts)
-        if balances := _present(n.balance_loss for n in notes):
-            parts["balance"] = sum_tensors(balances) / (counts.tokens * len(balances))
-        if indexers := _present(n.indexer_loss for n in notes):
-            parts["indexer"] = sum_tensors(indexers) / counts.tokens
+                parts["mtp_loss"] = _mtp(network, states, batch, counts)
+        if balances := _present(each.balance_loss for each in aux):
+            parts["balance_loss"] = sum_tensors(balances) / (counts.tokens * len(balances))
+        if indexers := _present(each.indexer_loss for each in aux):
+            parts["indexer_loss"] = sum_tensors(indexers) / counts.tokens
         total = sum_tensors([weights[name] * part for name, part in parts.items()])
-        loads = tuple(_present(n.expert_load_E for n in notes)) if self.stage.language else ()
+        loads = tuple(_present(each.expert_load_E for each in aux)) if self.stage.language else ()
         return Losses(total, {name: part.detach() for name, part in parts.items()}, loads)
 
-    def _look_ahead(
+    def _mtp_states(
         self, network: Transformer, hidden_TD: Tensor, batch: MicroBatch
     ) -> tuple[list[Tensor], AuxOutputs]:
-        """MTP states at every depth, and one note for the layer used several times."""
+        """MTP hidden states at every depth, and the merged outputs of the shared MTP layer."""
         step = network.make_context(batch.attn_metadata, aux=self.stage.aux_request)
         ahead = network.mtp_forward(hidden_TD, batch.token_S, step, self.loss.mtp_depths)
-        states, notes = zip(*ahead, strict=True)
-        return list(states), _merged(list(notes))
+        states, aux = zip(*ahead, strict=True)
+        return list(states), _merged(list(aux))
 
 
 def _mtp(
     network: Transformer, states: list[Tensor], batch: MicroBatch, counts: TokenCounts
 ) -> Tensor:
-    """Mean over depths of the loss on tokens further ahead."""
+    """Mean over depths of the loss on the token `depth + 1` ahead."""
     losses = [
         _language(network, state_TD, batch, depth + 1) / (counts.targets[depth] or 1)
         for depth, state_TD in enumerate(states, start=1)
@@ -104,22 +109,22 @@ def _mtp(
 
 
 def _language(network: Transformer, hidden_TD: Tensor, batch: MicroBatch, ahead: int) -> Tensor:
-    """Summed negative log-likelihood of the tokens `ahead` places on, as much as each counts."""
-    nats_T = linear_cross_entropy(hidden_TD, network.head.weight, batch.targets(ahead))
+    """Weighted sum of the negative log-likelihood of the tokens `ahead` positions later."""
+    nll_T = linear_cross_entropy(hidden_TD, network.head.weight, batch.targets(ahead))
     weight_T = batch.target_weights(ahead)
-    return nats_T.sum() if weight_T is None else (nats_T * weight_T).sum()
+    return nll_T.sum() if weight_T is None else (nll_T * weight_T).sum()
 
 
-def _merged(notes: list[AuxOutputs]) -> AuxOutputs:
-    """One layer used several times: the mean of its losses, the sum of its load."""
+def _merged(outputs: list[AuxOutputs]) -> AuxOutputs:
+    """Outputs of one layer used at several depths: mean of its losses, sum of its expert load."""
 
     def mean(found: list[Tensor]) -> Tensor | None:
         return sum_tensors(found) / len(found) if found else None
 
-    loads = _present(n.expert_load_E for n in notes)
+    loads = _present(each.expert_load_E for each in outputs)
     return AuxOutputs(
-        indexer_loss=mean(_present(n.indexer_loss for n in notes)),
-        balance_loss=mean(_present(n.balance_loss for n in notes)),
+        indexer_loss=mean(_present(each.indexer_loss for each in outputs)),
+        balance_loss=mean(_present(each.balance_loss for each in outputs)),
         expert_load_E=sum_tensors(loads) if loads else None,
     )
 

@@ -1,6 +1,6 @@
-"""A run folder: everything a stage needs, made from its settings, and everything it leaves behind.
+"""Run folder of a training stage, and what its settings describe: tokenizer, corpus, model, device.
 
-recipe.toml  tokenizer/  metrics.jsonl  events.jsonl  checkpoints/step-...
+A run folder holds recipe.toml, tokenizer/, metrics.jsonl, events.jsonl and checkpoints/step-N.
 """
 
 import importlib
@@ -42,8 +42,10 @@ LogCallback = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """Where a stage lives. `corpora` may be shared by the stages of a recipe, and are made by so
-    many processes."""
+    """A training run: its folder, settings and corpora.
+
+    `corpora_dir` may be shared by several stages. `processes` prepare the corpora.
+    """
 
     folder: Path
     corpora_dir: Path
@@ -55,54 +57,57 @@ class TrainingRun:
         return self.folder / CHECKPOINTS
 
     def claim(self) -> None:
-        """Make the folder, or make sure that it belongs to these very settings."""
+        """Create the folder, or check that the run in it has the same settings."""
         claim_run_folder(self.folder, self.settings, may_change=("parallel",))
 
 
 def claim_run_folder(folder: Path, settings: BaseSettings, *, may_change: Collection[str]) -> None:
-    """Make a run's folder and write its recipe, or make sure that the run under way there has the
-    same one. What is under the names `may_change` does not change what is learnt.
+    """Create a run folder and write its recipe, or check that a run to resume has the same recipe.
 
-    Whoever calls it has opened the folder's journal, whose lock keeps a second process from writing
-    its recipe over that of a run that is alive.
+    Top-level settings named in `may_change` may differ: they do not change the result. The caller
+    must hold the journal's lock, which keeps a second process from overwriting the recipe of a
+    running one. Raises TrainingError if the settings differ or the recipe is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     recipe, text = folder / RECIPE, dump_toml(settings)
-    # What a resumed run takes up: rollouts of another recipe must not be trained under this one.
-    kept = any((folder / CHECKPOINTS).glob("step-*")) or (folder / LEDGER_FILE).is_file()
-    begun = recipe.is_file() and kept
+    # A ledger alone is resumed too: rollouts of another recipe must not be trained with this one.
+    resumable = any((folder / CHECKPOINTS).glob("step-*")) or (folder / LEDGER_FILE).is_file()
 
-    def learnt(recipe_text: str) -> dict[str, object]:
+    def fixed_settings(recipe_text: str) -> dict[str, object]:
         try:
             found = tomllib.loads(recipe_text)
-        except tomllib.TOMLDecodeError as error:  # of a machine that died while it was written
-            raise TrainingError(f"{recipe} is damaged: {error}; put it back or remove it") from None
+        except tomllib.TOMLDecodeError as error:  # the machine went down while it was written
+            raise TrainingError(f"{recipe} is damaged: {error}; restore or remove it") from None
         return {name: value for name, value in found.items() if name not in may_change}
 
-    if begun and learnt(recipe.read_text()) != learnt(text):
+    started = recipe.is_file() and resumable
+    if started and fixed_settings(recipe.read_text()) != fixed_settings(text):
         raise TrainingError(
             f"{folder} holds a run with other settings (see {recipe}); "
             "choose another folder with --out, or remove it"
         )
     draft = recipe.with_name(f".{RECIPE}.partial")
     draft.write_text(text)
-    draft.replace(recipe)  # a full disk must not empty the recipe of a run under way
+    draft.replace(recipe)  # atomic: a full disk must not empty the recipe of a started run
 
 
-def open_run_tokenizer(run: TrainingRun, say: LogCallback) -> Tokenizer:
-    start = run.settings.init.checkpoint
+def open_run_tokenizer(run: TrainingRun, log: LogCallback) -> Tokenizer:
+    """The run's tokenizer: trained, loaded, or inherited from the initial checkpoint."""
+    parent = run.settings.init.checkpoint
     return open_tokenizer(
         run.settings.tokenizer,
         run.settings.corpus,
         run.folder / TOKENIZER,
-        inherited=None if start is None else latest_model(Path(start)),
-        say=say,
+        inherited=None if parent is None else latest_model(Path(parent)),
+        say=log,
     )
 
 
-def open_corpus(run: TrainingRun, tokenizer: Tokenizer, say: LogCallback) -> Corpus:
+def open_corpus(run: TrainingRun, tokenizer: Tokenizer, log: LogCallback) -> Corpus:
+    """The run's corpus, prepared first if it is not cached in `corpora_dir`."""
+
     def progress(source: str, documents: int, size: int) -> None:
-        say(f"preparing '{source}': {documents:,} documents, {size / 1e6:.1f} MB")
+        log(f"preparing '{source}': {documents:,} documents, {size / 1e6:.1f} MB")
 
     return prepare_corpus(
         run.settings.corpus, tokenizer, run.corpora_dir, progress=progress, processes=run.processes
@@ -110,51 +115,56 @@ def open_corpus(run: TrainingRun, tokenizer: Tokenizer, say: LogCallback) -> Cor
 
 
 def load_init_config(settings: TrainSettings) -> ModelConfig:
-    """The configuration the first step will see, without reading any weight. Of a folder that does
-    not exist yet, the one it will have."""
-    start = settings.init
-    if start.preset is not None:
-        return _changed(preset(start.preset), start)
-    assert start.checkpoint is not None
-    if start.like is not None and not Path(start.checkpoint).exists():
-        config = _changed(preset(start.like), start)
+    """The model config at the first step; reads no weights.
+
+    If the initial checkpoint does not exist yet, the config of the preset `init.like`.
+    """
+    init = settings.init
+    if init.preset is not None:
+        return _with_overrides(preset(init.preset), init)
+    assert init.checkpoint is not None
+    if init.like is not None and not Path(init.checkpoint).exists():
+        config = _with_overrides(preset(init.like), init)
     else:
-        config = _changed(read_config(latest_model(Path(start.checkpoint))), start)
-    return config if start.indexer is None else add_indexer_config(config, start.indexer)
+        config = _with_overrides(read_config(latest_model(Path(init.checkpoint))), init)
+    return config if init.indexer is None else add_indexer_config(config, init.indexer)
 
 
 def load_init_model(settings: TrainSettings, tokenizer: Tokenizer) -> Transformer:
-    """The network as it is before the first step, in float32 on the CPU."""
-    start = settings.init
-    if start.preset is not None:
+    """The model before the first step, in float32 on the CPU.
+
+    Raises TrainingError if the tokenizer has more tokens than the model's vocabulary.
+    """
+    init = settings.init
+    if init.preset is not None:
         network = Transformer.from_config(load_init_config(settings), settings.seed)
     else:
-        assert start.checkpoint is not None
-        network = load_pretrained(latest_model(Path(start.checkpoint)))
-        network.config = _changed(network.config, start)
-        if start.indexer is not None:
-            network = add_indexer(network, start.indexer, seed=settings.seed)
+        assert init.checkpoint is not None
+        network = load_pretrained(latest_model(Path(init.checkpoint)))
+        network.config = _with_overrides(network.config, init)
+        if init.indexer is not None:
+            network = add_indexer(network, init.indexer, seed=settings.seed)
     if tokenizer.vocab_size > network.config.vocab:
         raise TrainingError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the network only "
-            f"{network.config.vocab}: give the tokenizer a smaller 'vocab' or the network a larger"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary only "
+            f"{network.config.vocab}: reduce 'tokenizer.vocab' or use a model with a larger one"
         )
     return network
 
 
-def _changed(config: ModelConfig, start: ModelInitSettings) -> ModelConfig:
-    """A longer context and a higher rotation base; the weights stay as they are."""
+def _with_overrides(config: ModelConfig, init: ModelInitSettings) -> ModelConfig:
+    """The config with the context length and RoPE base of the settings; weights do not change."""
     update: dict[str, object] = {}
-    if start.rope_theta is not None:
-        update["rope"] = config.rope.model_copy(update={"theta": start.rope_theta})
-    if start.context is not None:
-        update["context"] = start.context
+    if init.rope_theta is not None:
+        update["rope"] = config.rope.model_copy(update={"theta": init.rope_theta})
+    if init.context is not None:
+        update["context"] = init.context
     return config.model_copy(update=update)
 
 
-def place_model(network: Transformer, machine: ComputeSettings, mesh: Mesh) -> Transformer:
-    """The network on its device in its dtype; of many ranks, this one's shards of it."""
-    dtype = DTYPES[machine.dtype]
+def place_model(network: Transformer, compute: ComputeSettings, mesh: Mesh) -> Transformer:
+    """Move the model to its device; with several ranks, shard experts and apply FSDP."""
+    dtype = DTYPES[compute.dtype]
     if mesh.all_ranks.size == 1:
         return network.to(mesh.device)
     modules = list(network.modules())
@@ -174,18 +184,20 @@ def place_model(network: Transformer, machine: ComputeSettings, mesh: Mesh) -> T
 
 
 def load_fake_quant(name: str | None) -> FakeQuant:
-    """The function of that name; without one, weights stay as they are."""
+    """Import a FakeQuant by "module:function"; None: no fake quantization."""
     if name is None:
         return no_fake_quant
     module, function = name.split(":")
     try:
         return cast(FakeQuant, getattr(importlib.import_module(module), function))
     except (ImportError, AttributeError) as error:
-        raise TrainingError(f"'fake_quant' {name}: {error}") from None
+        raise TrainingError(f"'fake_quant' {name} cannot be imported: {error}") from None
 
 
 def check_parallel(config: ModelConfig, parallel: ParallelSettings) -> None:
-    """Only what this network's layers cannot do; that the ranks are there is the mesh's business.
+    """Raise TrainingError if the model's layers do not support the parallel degrees.
+
+    That enough ranks were started is checked by the mesh.
 
     >>> check_parallel(preset("nano"), ParallelSettings(expert=7))
     Traceback (most recent call last):
@@ -198,25 +210,28 @@ def check_parallel(config: ModelConfig, parallel: ParallelSettings) -> None:
         )
     if parallel.context > 1 and {"gdn", "simple_gdn"} & set(config.attention):
         raise TrainingError(
-            "'parallel.context': linear attention hands a state from token to token, "
-            "so its rows cannot be cut"
+            "'parallel.context' must be 1: linear attention carries a state from token to token, "
+            "so a row cannot be split across ranks"
         )
 
 
-def init_device(machine: ComputeSettings) -> torch.device:
-    """The device of a run, with as many threads to an operation as it asks for."""
-    torch.set_num_threads(machine.threads or DEFAULT_THREADS)
+def init_device(compute: ComputeSettings) -> torch.device:
+    """The device of a run; also sets the number of CPU threads.
+
+    Raises TrainingError if the device cannot be used.
+    """
+    torch.set_num_threads(compute.threads or DEFAULT_THREADS)
     try:
-        device = pick_device(machine.device)
+        device = pick_device(compute.device)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
-        why = str(error).splitlines()[0]
-        raise TrainingError(f"'compute.device' '{machine.device}': {why}") from None
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
+        reason = str(error).splitlines()[0]
+        raise TrainingError(f"'compute.device' '{compute.device}': {reason}") from None
     return device
 
 
-def pick_device(wanted: str | None) -> torch.device:
-    """The device asked for, else the accelerator, else the CPU."""
-    if wanted is not None:
-        return torch.device(wanted)
+def pick_device(name: str | None) -> torch.device:
+    """The named device; without a name the accelerator, or the CPU if there is none."""
+    if name is not None:
+        return torch.device(name)
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

@@ -1,50 +1,51 @@
-"""What a stage changes about the one loop.
+"""Training stages: losses, attention and trainable parameters of each.
 
-pretrain, midtrain   the whole network learns the next tokens, attending to everything
-warmup               the indexer alone learns where dense attention looks
-sparse               all together: attention to what the indexer chose, which goes on learning
-                     from its own loss, its inputs detached
-sft                  the same on dialogues, of which only the model's own words are learnt
+pretrain, midtrain   language-model loss on all parameters, dense attention
+warmup               indexer loss on the indexer alone, dense attention
+sparse               language-model loss with sparse attention; the indexer is trained by its own
+                     loss, on detached inputs
+sft                  as sparse, on dialogues, with loss on assistant tokens only
 """
 
 from dataclasses import dataclass, replace
 
-from torch import nn
-
-from paddock.model import AuxRequest
+from paddock.model import AuxRequest, Transformer
 from paddock.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    language: bool  # the next-token and MTP losses
-    indexer: bool  # the indexer's own loss
-    dense: bool  # attend to everything
-    train_only: str | None = None  # parameters with this in their name learn, the others rest
-    frozen: str | None = None  # parameters with this in their name rest
+    """What a stage computes and trains."""
+
+    language: bool  # next-token and MTP losses
+    indexer: bool  # indexer loss
+    dense: bool  # dense attention, ignoring the indexer
+    train_only: str | None = None  # part of the model that is trained alone (`ParameterRole.part`)
+    frozen: str | None = None  # part of the model that is not trained
 
     @property
     def aux_request(self) -> AuxRequest:
+        """Auxiliary outputs that the model must compute in this stage."""
         return AuxRequest(dense=self.dense, indexer_loss=self.indexer, balance_loss=self.language)
 
-    def freeze(self, network: nn.Module) -> None:
-        for name, parameter in network.named_parameters():
-            learns = self.train_only is None or self.train_only in name
-            parameter.requires_grad_(learns and (self.frozen is None or self.frozen not in name))
+    def freeze(self, network: Transformer) -> None:
+        """Set `requires_grad` of every parameter as the stage trains it."""
+        for _, parameter, role in network.parameter_roles():
+            selected = self.train_only is None or role.part == self.train_only
+            parameter.requires_grad_(selected and (self.frozen is None or role.part != self.frozen))
 
 
-_INDEXER = ".indexer."
 _LANGUAGE = StageSpec(language=True, indexer=False, dense=True)
 STAGES: dict[str, StageSpec] = {
     "pretrain": _LANGUAGE,
     "midtrain": _LANGUAGE,
-    "warmup": StageSpec(language=False, indexer=True, dense=True, train_only=_INDEXER),
+    "warmup": StageSpec(language=False, indexer=True, dense=True, train_only="indexer"),
     "sparse": StageSpec(language=True, indexer=True, dense=False),
     "sft": StageSpec(language=True, indexer=True, dense=False),
 }
 
 
 def stage_spec(settings: TrainSettings) -> StageSpec:
-    """The stage as these settings have it."""
+    """The stage of these settings, with a frozen indexer if they ask for it."""
     stage = STAGES[settings.stage]
-    return replace(stage, indexer=False, frozen=_INDEXER) if settings.freeze_indexer else stage
+    return replace(stage, indexer=False, frozen="indexer") if settings.freeze_indexer else stage

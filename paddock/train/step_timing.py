@@ -1,4 +1,4 @@
-"""How fast a step is on this machine, found out by doing a few on random tokens."""
+"""Step time on this machine, measured on random tokens."""
 
 import statistics
 import tempfile
@@ -19,12 +19,13 @@ from paddock.train.stages import stage_spec
 from paddock.train.trainer import Trainer
 
 
-def fits_in_memory(planned: TrainingEstimate, device: torch.device) -> bool:
-    """Whether one process can take a step here, with some room to spare."""
-    return planned.ranks == 1 and planned.rank_bytes < 0.8 * free_memory_bytes(device)
+def fits_in_memory(estimate: TrainingEstimate, device: torch.device) -> bool:
+    """Whether a single process can run a step on `device`, with 20 % of free memory to spare."""
+    return estimate.ranks == 1 and estimate.rank_bytes < 0.8 * free_memory_bytes(device)
 
 
 def free_memory_bytes(device: torch.device) -> int:
+    """Free memory of the accelerator, or of the host for the CPU."""
     if device.type != "cpu":
         return int(torch.accelerator.get_memory_info(device)[0])
     meminfo = Path("/proc/meminfo")
@@ -34,7 +35,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def measure_step_time(settings: TrainSettings, config: ModelConfig, steps: int = 3) -> float:
-    """Median over a few steps after one to warm up, with full rows of random tokens."""
+    """Median seconds per step over `steps` steps, after one for warm-up."""
     device = pick_device(settings.compute.device)
     network = place_model(
         Transformer.from_config(config, settings.seed), settings.compute, Mesh(device=device)
@@ -56,14 +57,15 @@ def measure_step_time(settings: TrainSettings, config: ModelConfig, steps: int =
 
 
 def make_random_batch(settings: TrainSettings, vocab: int) -> PackedBatch:
+    """A batch of full rows, each one document of random tokens."""
     rows = settings.dataloader.batch_tokens // settings.dataloader.seq_len
     tokens = rows * settings.dataloader.seq_len
-    trained_T = np.ones(tokens, np.bool_)
-    trained_T[:: settings.dataloader.seq_len] = False
+    loss_mask_T = np.ones(tokens, np.bool_)
+    loss_mask_T[:: settings.dataloader.seq_len] = False
     return PackedBatch(
         token_T=np.random.default_rng(0).integers(0, vocab, tokens, dtype=np.int32),
-        loss_mask_T=trained_T,
+        loss_mask_T=loss_mask_T,
         lengths=(settings.dataloader.seq_len,) * rows,
         sources=("random",) * rows,
-        num_targets=int(trained_T.sum()),
+        num_targets=int(loss_mask_T.sum()),
     )

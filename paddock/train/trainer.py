@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches forward and backward, clip, step, rebalance the routers."""
+"""One optimizer step: micro batches forward and backward, gradient clipping, router biases."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -35,11 +35,11 @@ from paddock.train.settings import AuxLossSettings, ComputeSettings, OptimSettin
 
 
 class TrainingError(ValueError):
-    """A run that cannot go on; the message says why and where the evidence lies."""
+    """A run that cannot start or continue; the message says why."""
 
 
 class TrainerSettings(Protocol):
-    """What a step must know; a TrainSettings is one."""
+    """The settings a trainer needs; `TrainSettings` has them."""
 
     @property
     def optim(self) -> OptimSettings: ...
@@ -51,24 +51,27 @@ class TrainerSettings(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStepOutput:
-    """What one step did."""
+    """Losses and statistics of one step."""
 
-    losses: dict[str, float]  # unweighted losses
+    losses: dict[str, float]  # unweighted, by name
     grad_norm: float
     lr: float
     tokens: int
-    expert_imbalance: float  # the busiest expert's load over the mean, worst layer; 1 is even
+    expert_imbalance: float  # max expert load / mean load, worst layer; 1: balanced
 
 
 class Trainer:
-    """A network, its optimizer and an objective."""
+    """A model with its master weights, optimizer and objective.
+
+    A batch that gives a non-finite loss or gradient is saved to `non_finite_file`.
+    """
 
     def __init__(
         self,
         network: Transformer,
         objective: Objective,
         settings: TrainerSettings,
-        evidence: Path,
+        non_finite_file: Path,
         mesh: Mesh = SINGLE_PROCESS,
         fake_quant: FakeQuant = no_fake_quant,
     ) -> None:
@@ -76,22 +79,27 @@ class Trainer:
         self.mesh = mesh
         self.weights = MasterWeights(network, mesh, DTYPES[settings.compute.dtype], fake_quant)
         self.optimizer = build_optimizer(self.weights, settings.optim)
-        self._evidence = evidence
+        self._non_finite_file = non_finite_file
         network.activation_checkpointing = settings.compute.activation_checkpointing
 
     def step(
         self, batch: PackedBatch, *, lr: float, bias_rate: float, progress: float
     ) -> TrainStepOutput:
-        """All ranks step together, each with its own share of the batch, and report the same."""
-        counted = self._counts(batch)
-        losses = self._accumulate(batch, counted, progress)
-        joint = partial(global_norm, axis=self.mesh.all_ranks)
+        """Train on a batch with learning rate `lr` and router-bias update rate `bias_rate`.
+
+        Collective: all ranks call it, each with its own part of the batch, and get the same output.
+        `progress` of the run is passed to the objective. Raises TrainingError if a loss or the
+        gradient is not finite; the weights are then unchanged.
+        """
+        counts = self._count_tokens(batch)
+        losses = self._accumulate(batch, counts, progress)
+        norm_fn = partial(global_norm, axis=self.mesh.all_ranks)
         norm = float(
             clip_grad_norm_(
-                self.weights.params_with_grad(), self.settings.optim.max_grad_norm, joint
+                self.weights.params_with_grad(), self.settings.optim.max_grad_norm, norm_fn
             )
         )
-        self._refuse_non_finite(losses, norm, batch)
+        self._check_finite(losses, norm, batch)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -101,64 +109,71 @@ class Trainer:
             losses={name: float(part) for name, part in losses.parts.items()},
             grad_norm=norm,
             lr=lr,
-            tokens=counted.tokens,
+            tokens=counts.tokens,
             expert_imbalance=update_router_biases(self.network, losses.expert_loads, bias_rate),
         )
 
-    def _counts(self, batch: PackedBatch) -> TokenCounts:
-        """Of the batches of all ranks together."""
-        mine = count_tokens(batch, self.settings.loss.mtp_depths)
-        numbers = torch.tensor([mine.tokens, *mine.targets], dtype=torch.float64)
+    def _count_tokens(self, batch: PackedBatch) -> TokenCounts:
+        """Token counts summed over all ranks."""
+        local = count_tokens(batch, self.settings.loss.mtp_depths)
+        numbers = torch.tensor([local.tokens, *local.targets], dtype=torch.float64)
         tokens, *targets = all_reduce_sum(numbers.to(self._device), self.mesh.data_ranks).tolist()
         return TokenCounts(int(tokens), tuple(targets))
 
-    def _accumulate(self, batch: PackedBatch, counted: TokenCounts, progress: float) -> Losses:
-        """Gradients of the whole batch, on each rank those of its shards, and its losses."""
+    def _accumulate(self, batch: PackedBatch, counts: TokenCounts, progress: float) -> Losses:
+        """Accumulate gradients over micro batches; returns the losses of the whole batch."""
         found = []
         for micro, weight in self._micro_batches(batch):
             with offload_activations(self.settings.compute):
-                losses = self.objective(self.network, micro, counted, progress)
+                losses = self.objective(self.network, micro, counts, progress)
             (losses.total * weight).backward()
             self.weights.accumulate_gradients()
             found.append(losses.scaled(weight))
-        return all_reduce_losses(_added(found), self.mesh.all_ranks)
+        return all_reduce_losses(_summed(found), self.mesh.all_ranks)
 
     def _micro_batches(self, batch: PackedBatch) -> Iterator[tuple[MicroBatch, int]]:
-        """This rank's micro-batches. Ranks pass through the network together, or they would wait
-        for each other for ever: one that has run out goes on with a few tokens of weight zero."""
+        """This rank's micro batches with weight 1, padded with empty ones of weight 0.
+
+        Every rank runs the same number of forward passes: their collectives would deadlock
+        otherwise.
+        """
         tokens, context = self.settings.compute.micro_batch_tokens, self.mesh.context
-        own = sum(1 for _ in split_documents(batch, tokens, least=context.size))
-        most = all_reduce_max(own, self.mesh.all_ranks, self._device)
+        own = sum(1 for _ in split_documents(batch, tokens, min_tokens=context.size))
+        longest = all_reduce_max(own, self.mesh.all_ranks, self._device)
         for micro in iter_micro_batches(batch, self._device, tokens, context):
             yield micro, 1
-        for _ in range(most - own):
-            (idle,) = iter_micro_batches(_nothing(context.size), self._device, context=context)
-            yield idle, 0
+        for _ in range(longest - own):
+            (padding,) = iter_micro_batches(
+                _empty_batch(context.size), self._device, context=context
+            )
+            yield padding, 0
 
     @property
     def _device(self) -> torch.device:
         return self.network.embed.weight.device
 
-    def _refuse_non_finite(self, losses: Losses, norm: float, batch: PackedBatch) -> None:
-        broken = [name for name, part in losses.parts.items() if not part.isfinite()]
-        if np.isfinite(norm) and not broken:
+    def _check_finite(self, losses: Losses, norm: float, batch: PackedBatch) -> None:
+        """Save the batch and raise TrainingError if a loss or the gradient norm is not finite."""
+        non_finite = [name for name, part in losses.parts.items() if not part.isfinite()]
+        if np.isfinite(norm) and not non_finite:
             return
-        evidence = self._evidence
-        if self.mesh.data_ranks.size > 1:  # any of them may have done it
-            evidence = evidence.with_stem(f"{evidence.stem}-{self.mesh.data_ranks.rank}")
+        file = self._non_finite_file
+        if self.mesh.data_ranks.size > 1:  # any of their batches may be the cause
+            file = file.with_stem(f"{file.stem}-{self.mesh.data_ranks.rank}")
         if self.mesh.context.rank == 0:
-            evidence.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             np.savez(
-                evidence,
+                file,
                 token_T=batch.token_T,
                 trained_T=batch.loss_mask_T,
                 lengths=np.array(batch.lengths),
             )
-        what = f"loss '{broken[0]}'" if broken else "the gradient"
-        raise TrainingError(f"{what} is not finite; the batch that did it is in {evidence}")
+        what = f"loss '{non_finite[0]}'" if non_finite else "the gradient"
+        raise TrainingError(f"{what} is not finite; the batch is saved in {file}")
 
 
 def build_optimizer(weights: MasterWeights, optim: OptimSettings) -> AdamW:
+    """AdamW, or Muon with AdamW for the parameters that are not matrices."""
     adam = AdamSettings(betas=optim.betas)
     if optim.type == "adamw":
         return AdamW(weights.roles(), lr=optim.lr, weight_decay=optim.weight_decay, adam=adam)
@@ -169,26 +184,29 @@ def build_optimizer(weights: MasterWeights, optim: OptimSettings) -> AdamW:
 
 @torch.no_grad()
 def update_router_biases(network: Transformer, loads: tuple[Tensor, ...], rate: float) -> float:
-    """Nudge every router that saw tokens; returns how uneven the worst of them was."""
+    """Update the load-balancing bias of every router; returns the worst max / mean expert load.
+
+    `loads` are the tokens of each expert, in the order of the routers. A `rate` of 0 only measures.
+    """
     routers = [module for module in network.modules() if isinstance(module, TopKRouter)]
-    uneven = []
+    imbalance = []
     for router, load_E in zip(routers, loads, strict=False):
-        uneven.append(load_E.max() / load_E.float().mean())
+        imbalance.append(load_E.max() / load_E.float().mean())
         if rate:
             router.update_bias(load_E, rate)
-    # Read together: each reading waits for the device.
-    return max([1.0, *torch.stack(uneven).tolist()]) if uneven else 1.0
+    # Copied to the host together: each copy waits for the device.
+    return max([1.0, *torch.stack(imbalance).tolist()]) if imbalance else 1.0
 
 
-def offload_activations(machine: ComputeSettings) -> AbstractContextManager[object]:
-    """Where tensors wait for the backward pass."""
-    if not machine.activation_offload:
+def offload_activations(compute: ComputeSettings) -> AbstractContextManager[object]:
+    """Context in which tensors saved for the backward pass go to host memory, if so set."""
+    if not compute.activation_offload:
         return nullcontext()
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.accelerator.is_available())
 
 
 def all_reduce_losses(losses: Losses, axis: MeshDim) -> Losses:
-    """Each rank's share of the losses as those of all."""
+    """Sum the losses and expert loads of all ranks."""
     return Losses(
         all_reduce_sum(losses.total, axis),
         {name: all_reduce_sum(part, axis) for name, part in losses.parts.items()},
@@ -198,19 +216,19 @@ def all_reduce_losses(losses: Losses, axis: MeshDim) -> Losses:
     )
 
 
-def _nothing(tokens: int) -> PackedBatch:
-    """A document that counts for nothing."""
+def _empty_batch(tokens: int) -> PackedBatch:
+    """A document without targets."""
     return PackedBatch(
         token_T=np.zeros(tokens, np.int32),
         loss_mask_T=np.zeros(tokens, np.bool_),
         lengths=(tokens,),
-        sources=("nothing",),
+        sources=("padding",),
         num_targets=0,
     )
 
 
-def _added(found: list[Losses]) -> Losses:
-    """The losses of micro-batches as those of one batch."""
+def _summed(found: list[Losses]) -> Losses:
+    """Sum of the losses of micro batches."""
     return Losses(
         sum_tensors([losses.total for losses in found]),
         {name: sum_tensors([losses.parts[name] for losses in found]) for name in found[0].parts},

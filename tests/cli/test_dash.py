@@ -66,13 +66,13 @@ def test_a_server_is_watched(dashboard, tmp_path):
     _, said = dashboard("--demo", "--engine-url", first[1])
     assert httpx.get(f"{said[1]}/api/runs").json()["engine"] is True
     live = httpx.get(f"{said[1]}/api/engine/live").json()
-    assert live["rows"] == [] and "404" in live["wrong"]
+    assert live["rows"] == [] and "404" in live["error"]
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["nowhere"], "error: nowhere: no such folder"),
+        (["nowhere"], "error: nowhere: folder not found"),
         (["--demo", "runs"], "--demo shows only the bundled run"),
         (["--demo", "--port", "99999"], "cannot listen on 127.0.0.1:99999"),
     ],

@@ -19,7 +19,7 @@ def run(tmp_path_factory):
     }
     chosen = settings(network_folder(folder / "born"), steps=2, corpus=corpus)
     made = run_in(folder / "run", chosen)
-    train(made, say=lambda _: None, watch=lambda _: None)
+    train(made, log=lambda _: None, on_update=lambda _: None)
     return made.folder
 
 

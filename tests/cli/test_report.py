@@ -46,7 +46,7 @@ def test_a_folder_without_a_name_is_its_own_arm_whatever_it_is_called(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere"], "nowhere: no such folder"),
+        (["nowhere"], "nowhere: folder not found"),
         (["a", "b", "--out", "x.html"], "--out is one page, but there are 2 runs"),
         (["a", "--metric", "loss"], "--metric is for --compare"),
         (["--compare", "a=", "b=x"], "'a=' is not an arm such as NAME=RUN,RUN"),

@@ -53,7 +53,9 @@ def write_rl_run(folder: Path) -> Path:
     folder.mkdir(parents=True)
     words = tokenizer()
     words.save(folder / "tokenizer")
-    (folder / "recipe.toml").write_text('stage = "agentic"\nsteps = 2\n[start]\nfolder = "gone"\n')
+    (folder / "recipe.toml").write_text(
+        'stage = "agentic"\nsteps = 2\n[init]\ncheckpoint = "gone"\n'
+    )
     with Ledger(folder / "ledger.sqlite") as ledger:
         ledger.issue(
             [GroupRecord(ordinal=i, task="words", number=i, size=4, issued=0) for i in range(4)]
@@ -62,45 +64,47 @@ def write_rl_run(folder: Path) -> Path:
             for member in range(4):
                 ledger.record_rollout(number, member, [_fate(words, number, member)])
         ledger.end_group(0, "finished")
-        ledger.end_group(1, "filtered", "flat")
+        ledger.end_group(1, "filtered", "zero variance")
         ledger.end_group(2, "failed", "4 of 4 attempts: world at start")
         ledger.record_update(0, 1, [0])
         ledger.record_token_stats({(f"words-0-{m}", 0): _taught(words, m) for m in range(4)})
     ticks = iter(range(1000, 2000))
     with Journal(folder, clock=lambda: float(next(ticks))) as journal:
         journal.log_event("started", step=0, of=2)
-        journal.log_metrics(1, reward=0.5, failed_world=4, tokens=90, seconds=2.0, imbalance=1.5)
-        journal.log_metrics(2, reward=0.75, tokens=95, seconds=2.0, imbalance=1.25)
+        failed, step = {"failures/world": 4}, {"step_time_s": 2.0}
+        journal.log_metrics(1, reward=0.5, **failed, **step, tokens=90, expert_imbalance=1.5)
+        journal.log_metrics(2, reward=0.75, **step, tokens=95, expert_imbalance=1.25)
         for number in range(3):
             for member in range(4):
-                ended = {"failed": "world at start"} if number == 2 else {"reward": member % 2}
+                ended = {"failure": "world at start"} if number == 2 else {"reward": member % 2}
                 journal.log_row(
                     "rollouts",
-                    began=1003.5 + 4 * number + member,
+                    started=1003.5 + 4 * number + member,
                     task="words",
                     number=number,
-                    member=member,
+                    rollout=member,
                     session=f"words-{number}-{member}",
                     tokens=30,
                     **ended,
                 )
         for look in range(3):
-            counts = {"generated_tokens": 100 * look, "hit_tokens": 40 * look, "requests": look}
+            counts = {"generated_tokens": 100 * look, "requests": look}
+            counts |= {"prefix_cache_hit_tokens": 40 * look, "evicted_tokens": 0, "preemptions": 0}
             journal.log_row(
                 "engine",
                 **{"running": look, "waiting": 1, "pages_total": 64, "pages_used": 8 + look},
-                **{"pages_cached": 6, "pages_spare": 2, "page_tokens": 16, "version": 1},
-                **{"asked_tokens": 50 * look, "evicted_tokens": 0, "retractions": 0},
-                **{"drafts_proposed": 20, "drafts_accepted": 15, **counts},
+                **{"pages_cached": 6, "pages_evictable": 2, "page_size": 16, "version": 1},
+                **{"prefix_cache_query_tokens": 50 * look},
+                **{"draft_tokens": 20, "accepted_draft_tokens": 15, **counts},
             )
-        # Queries 2 and 3 of five tokens keep keys 0, 2 and 1, 2: the bits 10100 01100.
+        # Queries 2 and 3 of five tokens select keys 0, 2 and 1, 2: the bits 10100 01100.
         journal.log_row(
             "network",
             step=2,
-            pieces=["a", "b", "<c>", "d", "e"],
-            indexer=[{"layer": 3, "topk": 2, "queries": [2, 3], "picks": "owA="}],
-            experts=[{"layer": 3, "load": [4, 0, 2, 2]}],
-            acceptance=[0.75, 0.5],
+            tokens=["a", "b", "<c>", "d", "e"],
+            indexer=[{"layer": 3, "topk": 2, "queries": [2, 3], "selected": "owA="}],
+            experts=[{"layer": 3, "expert_load": [4, 0, 2, 2]}],
+            acceptance_rate=[0.75, 0.5],
         )
         journal.log_event("finished", step=2)
     return folder
@@ -164,7 +168,7 @@ def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60
     began = 1e9
     with (folder / "rollouts.jsonl").open("w") as file:
         for i in range(attempts):
-            said = {"time": began + i + 5.0, "began": began + i, "task": "sums"}
-            said |= {"number": i // group, "member": i % group, "tokens": tokens, "reward": 0.5}
+            said = {"time": began + i + 5.0, "started": began + i, "task": "sums"}
+            said |= {"number": i // group, "rollout": i % group, "tokens": tokens, "reward": 0.5}
             file.write(json.dumps(said) + "\n")
     return folder

@@ -36,8 +36,8 @@ def write_run(
     with Journal(folder, clock=lambda: next(ticks)) as journal:
         journal.log_event("started", step=0, of=steps, **(facts or {}))
         for step, loss in enumerate(losses, start=1):
-            measured = {"held_out": held_out[step]} if step in (held_out or {}) else {}
-            journal.log_metrics(step, loss=loss, tokens=100, seconds=0.5, lr=lr, **measured)
+            measured = {"val_loss": held_out[step]} if step in (held_out or {}) else {}
+            journal.log_metrics(step, loss=loss, tokens=100, step_time_s=0.5, lr=lr, **measured)
         if len(losses) == steps:
             journal.log_event("finished", step=steps)
     return folder

@@ -57,9 +57,9 @@ def test_the_pointer_reads_the_curves(tmp_path):
     losses = [8.0 - step / 50 for step in range(200)]
     run = write_run(tmp_path / "run", losses, held_out={200: 3.5})
     assert said(write_report(run), ACT) == [
-        "9,800 tokens, step 98 loss 6.07 (6.06) held out 3.5 at 20K",
-        "9,800 tokens, step 98 loss 6.06 held out 3.5 at 20K",
-        "20K tokens, step 200 held out 3.5",
+        "9,800 tokens, step 98 loss 6.07 (6.06) val loss 3.5 at 20K",
+        "9,800 tokens, step 98 loss 6.06 val loss 3.5 at 20K",
+        "20K tokens, step 200 val loss 3.5",
         "true",
     ]
 

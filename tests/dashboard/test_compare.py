@@ -53,7 +53,9 @@ def test_the_settings_that_differ_are_named(tmp_path):
 
 def test_unequal_tokens_are_told(tmp_path):
     arms = {"long": arm(tmp_path, "a", [1.0]), "short": arm(tmp_path, "b", [1.0], steps=3)}
-    assert "did not see equally many tokens: long 400, short 300" in words(compared(tmp_path, arms))
+    assert "trained on different numbers of tokens: long 400, short 300" in words(
+        compared(tmp_path, arms)
+    )
 
 
 def test_equal_tokens_need_no_note(tmp_path):
@@ -66,7 +68,7 @@ def test_a_run_that_did_not_finish_is_told_and_ends_its_arm(tmp_path):
     killed = write_run(tmp_path / "killed", [6.0, 5.0], seed=1, steps=3)
     other = write_run(tmp_path / "other", [1.0, 1.0, 1.0])
     main = compared(tmp_path, {"arm": [whole, killed], "other": [other]}, metric="loss")
-    assert "stands at step 2 of 3" in words(main)
+    assert "is at step 2 of 3" in words(main)
     assert charts(main)["arm"]["y"] == [5.0, 4.0]
 
 
@@ -93,9 +95,9 @@ def test_names_cannot_break_out(tmp_path):
 @pytest.mark.parametrize(
     ("names", "metric", "said"),
     [
-        ({"a": 1}, None, "needs two runs"),
-        ({"a": 2, "b": 0}, None, "every arm one"),
-        ({"a": 2}, "reward", "no metric 'reward'; it has loss, lr, held_out"),
+        ({"a": 1}, None, "at least two runs"),
+        ({"a": 2, "b": 0}, None, "every arm at least one"),
+        ({"a": 2}, "reward", "metric 'reward' not found; metrics: loss, lr, val_loss"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path, names, metric, said):

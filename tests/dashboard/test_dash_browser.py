@@ -25,7 +25,7 @@ def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     write_rl_run(folder / "rl")
     write_run(folder / "base", [3.0 - step / 40 for step in range(100)])
-    app = build_app(DashboardApp(shelf=RunIndex([folder]), open_words=open_token_text))
+    app = build_app(DashboardApp(run_index=RunIndex([folder]), open_token_text=open_token_text))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -56,11 +56,11 @@ def page(browser, url, scheme):
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     found = context.new_page()
     complaints = []
-    found.apply("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-    found.apply("pageerror", lambda error: complaints.append(str(error)))
+    found.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    found.on("pageerror", lambda error: complaints.append(str(error)))
     ours = (url, "data:", "blob:")
-    found.apply("request", lambda r: None if r.url.startswith(ours) else complaints.append(r.url))
-    found.apply("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+    found.on("request", lambda r: None if r.url.startswith(ours) else complaints.append(r.url))
+    found.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
     found.goto(url)
     yield found
     assert complaints == []
@@ -89,8 +89,8 @@ def press(page, shape):
     shape.scroll_into_view_if_needed()
     box = shape.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.reassign(x - 2, y)
-    page.mouse.reassign(x, y)
+    page.mouse.move(x - 2, y)
+    page.mouse.move(x, y)
     page.mouse.click(x, y)
 
 
@@ -105,24 +105,24 @@ def test_from_the_list_of_runs_to_one_token(page, tmp_path):
     assert page.locator(".curves .scatterlayer .trace").count() == 1  # only one has a reward
     page.click("tr[data-run=rl] td:nth-child(2) a")
 
-    arrived(page, "rl")
+    arrived(page, "rollouts")
     assert page.inner_text(".tiles div:nth-child(2) dd") == "1"
     bars = page.locator(".barlayer .point path")
     page.wait_for_selector(".barlayer .point path")
     assert bars.count() == 20
     press(page, bars.first)  # the attempts that earned nothing
     page.wait_for_url("**low=**")
-    arrived(page, "rl")
+    arrived(page, "rollouts")
     assert page.locator("a.group").all_inner_texts() == ["words 0"]
     page.click("a.group")
 
     arrived(page, "group")
     assert page.locator(".card").count() == 4
-    assert page.inner_text(".said.user p") == f"Say {HOSTILE} twice."
+    assert page.inner_text(".message.user p") == f"Say {HOSTILE} twice."
     card = page.locator(".card").nth(1)
-    thought = card.locator(".thinking p").first
+    thought = card.locator(".reasoning p").first
     assert not thought.is_visible()
-    card.locator(".thinking summary").first.click()
+    card.locator(".reasoning summary").first.click()
     assert thought.inner_text() == "It wants a look."
     assert card.locator(".call").inner_text() == f"look(key = {HOSTILE})"
     assert card.locator("pre.result").inner_text() == "seen <b>it</b>"
@@ -140,11 +140,11 @@ def test_from_the_list_of_runs_to_one_token(page, tmp_path):
     )
     assert told["log-probability"] == "-0.375"
     assert told["probability"] == "68.73 %"
-    assert told["ratio"] == "1.28403"
+    assert told["importance ratio"] == "1.28403"
     assert told["advantage"] == "1"
-    assert told["mask"] == "trained, no gradient"
+    assert told["mask"] == "trained, clipped or masked"
     paints = {}
-    for way in ("log-probability", "advantage", "ratio", "mask"):
+    for way in ("log-probability", "advantage", "importance ratio", "mask"):
         page.click(f".ways >> text={way}")
         paints[way] = token.evaluate("span => getComputedStyle(span).backgroundColor")
     assert len(set(paints.values())) >= 3, paints
@@ -164,7 +164,7 @@ def test_the_other_pages(page):
     arrived(page, "timeline")
     page.wait_for_selector(".barlayer .point path")
     assert page.locator(".barlayer .point path").count() == 12
-    assert "11 gaps" in page.inner_text(".tiles")
+    assert "11 spans" in page.inner_text(".tiles")
     press(page, page.locator(".barlayer .point path").first)
     arrived(page, "tokens")
 
@@ -189,20 +189,20 @@ def test_the_other_pages(page):
 def test_metrics_are_chosen_and_curves_laid_over_each_other(page):
     arrived(page, "runs")
     page.select_option("select >> nth=0", "loss")
-    page.wait_for_selector(".curves .ytitle >> text=nats a token")
+    page.wait_for_selector(".curves .ytitle >> text=nats/token")
     page.select_option("select >> nth=0", "reward")
     page.select_option("select >> nth=1", "tokens")
     page.wait_for_selector(".curves .xtitle >> text=tokens")
-    page.check("[aria-label='draw rl']")
+    page.check("[aria-label='plot rl']")
     assert page.locator(".curves .legendtext").all_text_contents() == ["rl"]
 
 
 def test_what_does_not_exist_is_said_and_a_report_is_one_click_away(browser, url):
     context = browser.new_context()
     page = context.new_page()
-    page.goto(f"{url}/#/rl?run=nothing")
+    page.goto(f"{url}/#/rollouts?run=nothing")
     page.wait_for_selector(".note")
-    assert "no run called 'nothing'" in page.inner_text(".note")
+    assert "run 'nothing' not found" in page.inner_text(".note")
     page.goto(f"{url}/#/engine?run=rl")
     arrived(page, "engine")
     page.click("#tabs >> text=report")
@@ -218,9 +218,9 @@ def test_a_telephone_need_not_scroll_sideways(browser, url):
     page = context.new_page()
     for name, query in (
         ("runs", ""),
-        ("rl", "rl?run=rl"),
+        ("rollouts", "rollouts?run=rl"),
         ("group", "group?run=rl&ordinal=0"),
-        ("tokens", "tokens?run=rl&ordinal=0&member=1"),
+        ("tokens", "tokens?run=rl&ordinal=0&rollout=1"),
         ("timeline", "timeline?run=rl"),
         ("engine", "engine?run=rl"),
         ("network", "network?run=rl"),

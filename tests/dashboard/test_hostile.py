@@ -12,13 +12,21 @@ from paddock.dashboard.app import DashboardApp, build_app
 from paddock.dashboard.run_index import RunIndex
 from tests.dashboard.ledgers import write_rl_run
 
-PAGES = ("/api/runs", "/api/curves?metric=reward&run=rl", "/api/rl?run=rl", "/api/failures?run=rl",
-         "/api/group?run=rl&ordinal=0", "/api/timeline?run=rl", "/api/engine?run=rl",
-         "/api/network?run=rl", "/report?run=rl")  # fmt: skip
+PAGES = (
+    "/api/runs",
+    "/api/curves?metric=reward&run=rl",
+    "/api/rollouts?run=rl",
+    "/api/failures?run=rl",
+    "/api/group?run=rl&ordinal=0",
+    "/api/timeline?run=rl",
+    "/api/engine?run=rl",
+    "/api/network?run=rl",
+    "/report?run=rl",
+)
 
 
 def client_of(folder: Path) -> TestClient:
-    sight = DashboardApp(shelf=RunIndex([folder]), open_words=open_token_text)
+    sight = DashboardApp(run_index=RunIndex([folder]), open_token_text=open_token_text)
     return TestClient(build_app(sight), base_url="http://127.0.0.1:8001")
 
 
@@ -31,17 +39,17 @@ def folder(tmp_path_factory):
 
 NUMBERS = [
     ("/api/curves", {"run": "rl", "metric": "reward", "smooth": "?"}),
-    ("/api/rl", {"run": "rl", "update": "?"}),
-    ("/api/rl", {"run": "rl", "before": "?"}),
-    ("/api/rl", {"run": "rl", "low": "?", "high": "?"}),
-    ("/api/failures", {"run": "rl", "update": "?"}),
+    ("/api/rollouts", {"run": "rl", "step": "?"}),
+    ("/api/rollouts", {"run": "rl", "before": "?"}),
+    ("/api/rollouts", {"run": "rl", "low": "?", "high": "?"}),
+    ("/api/failures", {"run": "rl", "step": "?"}),
     ("/api/failures", {"run": "rl", "before": "?"}),
     ("/api/group", {"run": "rl", "ordinal": "?"}),
-    ("/api/attempt", {"run": "rl", "ordinal": "?", "member": 1}),
-    ("/api/attempt", {"run": "rl", "ordinal": 0, "member": "?"}),
-    ("/api/attempt", {"run": "rl", "ordinal": 0, "member": 1, "branch": "?"}),
-    ("/api/find", {"run": "rl", "task": "words", "number": "?"}),
-    ("/api/prefixes", {"run": "rl", "update": "?"}),
+    ("/api/rollout", {"run": "rl", "ordinal": "?", "rollout": 1}),
+    ("/api/rollout", {"run": "rl", "ordinal": 0, "rollout": "?"}),
+    ("/api/rollout", {"run": "rl", "ordinal": 0, "rollout": 1, "branch": "?"}),
+    ("/api/group_id", {"run": "rl", "task": "words", "number": "?"}),
+    ("/api/prefix_tree", {"run": "rl", "step": "?"}),
     ("/api/timeline", {"run": "rl", "before": "?"}),
     ("/api/engine", {"run": "rl", "before": "?"}),
 ]
@@ -86,7 +94,7 @@ def test_a_stage_is_a_folder_of_its_own_plan(tmp_path):
     write_rl_run(tmp_path / "elsewhere")
     plan = tmp_path / "runs" / "plan"
     plan.mkdir(parents=True)
-    events = [{"kind": "plan", "seed": 0}, {"kind": "stage_done", "stage": "../../elsewhere"}]
+    events = [{"kind": "pipeline_started"}, {"kind": "stage_finished", "stage": "../../elsewhere"}]
     (plan / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     text = client_of(tmp_path / "runs").get("/report", params={"run": "plan"}).text
     assert "elsewhere" in text and "<svg" not in text

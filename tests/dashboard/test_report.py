@@ -45,11 +45,11 @@ def test_a_finished_run_shows_its_curve_against_the_unigram_entropy(tmp_path):
     main = page_of(run)
     assert "nano / pretrain finished" in words(main.find("h1"))
     assert "Step 4 of 4." in words(main)
-    loss, held_out = chart(main, "Loss nats a token")["series"]
+    loss, held_out = chart(main, "Loss nats/token")["series"]
     assert (loss["x"], loss["y"]) == ([100, 200, 300, 400], [6, 4, 2, 1])
     assert (held_out["x"], held_out["y"]) == ([400], [1.25])
     assert [r.text for r in of_class(main, "rule") if r.tag == "span"] == ["unigram entropy 5"]
-    assert tile(main, "held-out loss") == "1.25 25% of the unigram entropy, 5"
+    assert tile(main, "validation loss") == "1.25 25% of unigram entropy, 5"
 
 
 def test_the_page_stands_alone(tmp_path):
@@ -87,7 +87,7 @@ def test_the_status_is_what_the_journal_and_the_clock_say(tmp_path, written, now
 def test_a_slow_run_is_given_time(tmp_path):
     run = write_run(tmp_path / "run", [], steps=9)
     with Journal(run, clock=lambda: 2000.0) as journal:
-        journal.log_metrics(1, loss=1.0, seconds=300.0)
+        journal.log_metrics(1, loss=1.0, step_time_s=300.0)
     assert read_run(run).status(2000.0 + 3000) == "running"
     assert read_run(run).status(2000.0 + 7000) == "stopped"
 
@@ -95,15 +95,15 @@ def test_a_slow_run_is_given_time(tmp_path):
 def test_a_plan_runs_while_a_stage_of_it_does_and_is_finished_at_its_end(tmp_path):
     plan = tmp_path / "plan"
     with Journal(plan, clock=lambda: 2000.0) as journal:
-        journal.log_event("plan", stages=["first"], seed=0)
+        journal.log_event("pipeline_started", stages=["first"], seed=0)
         assert read_run(plan).status(2000.0 + 7000) == "stopped"
         (plan / "first").mkdir()
         (plan / "first" / "metrics.jsonl").touch()
         os.utime(plan / "first" / "metrics.jsonl", (8900.0, 8900.0))
         assert read_run(plan).status(2000.0 + 7000) == "running"
-        journal.log_event("plan_done")
+        journal.log_event("pipeline_finished")
         assert read_run(plan).status(DAYS_LATER) == "finished"
-        journal.log_event("plan", stages=["first"], seed=0)  # called again, and killed
+        journal.log_event("pipeline_started", stages=["first"], seed=0)  # called again, and killed
         assert read_run(plan).status(DAYS_LATER) == "stopped"
 
 
@@ -111,7 +111,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     run = write_run(tmp_path / "run", [3.0, 2.0], steps=5)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"time": 1, "step": 3, "lo')
-    assert chart(page_of(run), "Loss nats a token")["series"][0]["y"] == [3, 2]
+    assert chart(page_of(run), "Loss nats/token")["series"][0]["y"] == [3, 2]
 
 
 def test_a_damaged_line_is_told_and_what_precedes_it_is_shown(tmp_path):
@@ -120,12 +120,12 @@ def test_a_damaged_line_is_told_and_what_precedes_it_is_shown(tmp_path):
         file.write('garbage\n{"step": 4, "loss": 1.0}\n')
     main = page_of(run)
     assert "metrics.jsonl: line 3 is damaged" in words(main)
-    assert chart(main, "Loss nats a token")["series"][0]["y"] == [3, 2]
+    assert chart(main, "Loss nats/token")["series"][0]["y"] == [3, 2]
 
 
 def test_numbers_that_are_not_finite_are_gaps_and_are_told(tmp_path):
     main = page_of(write_run(tmp_path / "run", [3.0, NAN, float("inf"), 2.0]))
-    assert chart(main, "Loss nats a token")["series"][0]["y"] == [3, None, None, 2]
+    assert chart(main, "Loss nats/token")["series"][0]["y"] == [3, None, None, 2]
     assert "Not shown: loss NaN at 2 and 1 more." in words(main)
 
 
@@ -133,20 +133,20 @@ def test_what_a_resumed_run_forgot_is_forgotten(tmp_path):
     run = write_run(tmp_path / "run", [5.0, 4.0, 9.0, 9.0, 9.0], steps=5)
     with Journal(run, clock=lambda: 2000.0) as journal:  # back to the checkpoint of step 2
         journal.log_event("started", step=2, of=6)
-        journal.log_metrics(3, loss=3.0, tokens=100, seconds=0.5)
+        journal.log_metrics(3, loss=3.0, tokens=100, step_time_s=0.5)
     read = read_run(run)
     assert [line["loss"] for line in read.lines] == [5, 4, 3]
     assert read.tokens == [100, 200, 300]
     assert (read.steps_done, read.steps_planned) == (3, 6)
-    assert time_breakdown(read)["stopped or repeated"] == 2000 - 1003 - 0.5
+    assert time_breakdown(read)["stopped or recomputed"] == 2000 - 1003 - 0.5
 
 
 def test_the_seconds_of_a_run_add_up(tmp_path):
     run = write_run(tmp_path / "run", [1.0] * 3, steps=9)
     with Journal(run, clock=lambda: 1007.0) as journal:
-        journal.log_metrics(4, loss=1.0, tokens=100, seconds=2.0, held_out=1.0)
+        journal.log_metrics(4, loss=1.0, tokens=100, step_time_s=2.0, val_loss=1.0)
     found = time_breakdown(read_run(run))
-    assert found == {"steps": 2.0, "evaluation": 1.5, "saving and the rest": 2.5}
+    assert found == {"steps": 2.0, "evaluation": 1.5, "checkpointing and other": 2.5}
     assert sum(found.values()) == 1007 - 1001
 
 
@@ -156,12 +156,14 @@ def test_speed_leaves_out_steps_that_evaluate(tmp_path):
     assert (found.x, found.y) == ([100, 300, 400], [200, 200, 200])
 
 
-@pytest.mark.parametrize("text", ["init = 3\nmachine = 4\nsteps = 'x'", "stage = ", "[[["])
+@pytest.mark.parametrize(
+    "text", ["init = 3\nstart = 5\nmachine = 4\nsteps = 'x'", "stage = ", "[[["]
+)
 def test_an_odd_recipe_does_not_hide_the_run(tmp_path, text):
     run = write_run(tmp_path / "run", [3.0, 2.0])
     (run / "recipe.toml").write_text(text)
     main = page_of(run)
-    assert chart(main, "Loss nats a token")["series"][0]["y"] == [3, 2]
+    assert chart(main, "Loss nats/token")["series"][0]["y"] == [3, 2]
     assert "Step 2 of 2." in words(main)
 
 
@@ -184,8 +186,8 @@ def test_a_warm_up_shows_what_learns(tmp_path):
     run = write_run(tmp_path / "run", [], steps=9)
     with Journal(run) as journal:
         for step in (1, 2):
-            journal.log_metrics(step, indexer=7.0 / step, tokens=10, seconds=1.0)
-    assert chart(page_of(run), "Indexer loss nats a query")["series"][0]["y"] == [7, 3.5]
+            journal.log_metrics(step, indexer_loss=7.0 / step, tokens=10, step_time_s=1.0)
+    assert chart(page_of(run), "Indexer loss nats/query")["series"][0]["y"] == [7, 3.5]
 
 
 def test_rewards_of_several_tasks_share_a_picture(tmp_path):
@@ -194,13 +196,14 @@ def test_rewards_of_several_tasks_share_a_picture(tmp_path):
         for step in range(1, 41):
             sums, tools = step / 80, (0.25 if step < 21 else 0.75)
             reward = (sums + tools) / 2
-            journal.log_metrics(step, reward=reward, reward_sums=sums, reward_tools=tools, flat=0.5)
+            tasks = {"reward/sums": sums, "reward/tools": tools}
+            journal.log_metrics(step, reward=reward, **tasks, zero_variance=0.5)
     main = page_of(run)
-    shown = chart(main, "Reward by task mean of its attempts")["series"]
+    shown = chart(main, "Reward by task mean of its rollouts")["series"]
     assert [series["name"] for series in shown] == ["sums", "tools"]
     assert tile(main, "reward, tools").startswith("0.25 \N{RIGHTWARDS ARROW} 0.75")
     assert tile(main, "reward, sums").startswith("0.02 \N{RIGHTWARDS ARROW} 0.49")
-    chart(main, "Flat groups share in which all earned the same")
+    chart(main, "Zero-variance groups share of groups with equal rewards")
 
 
 def test_reinforcement_is_drawn_over_updates_whatever_the_replies_length(tmp_path):
@@ -208,11 +211,11 @@ def test_reinforcement_is_drawn_over_updates_whatever_the_replies_length(tmp_pat
     with Journal(run) as journal:
         for step in (1, 2, 3):
             journal.log_metrics(
-                step, policy_loss=0.1, reward=0.1 * step, tokens=10**step, seconds=2.0
+                step, policy_loss=0.1, reward=0.1 * step, tokens=10**step, step_time_s=2.0
             )
-    drawn = chart(page_of(run), "Reward mean of all attempts")
+    drawn = chart(page_of(run), "Reward mean of all rollouts")
     assert drawn["series"][0]["x"] == [1, 2, 3]
-    fast = chart(page_of(run), "Speed tokens a second")["series"][0]
+    fast = chart(page_of(run), "Throughput tok/s")["series"][0]
     assert (fast["x"], fast["y"]) == ([1, 2, 3], [5, 50, 500])
 
 
@@ -220,8 +223,8 @@ def test_the_reward_of_the_only_task_is_shown_once(tmp_path):
     run = tmp_path / "run"
     with Journal(run) as journal:
         for step in (1, 2):
-            journal.log_metrics(step, reward=0.5, reward_tools=0.5)
-    chart(page_of(run), "Reward mean of all attempts")
+            journal.log_metrics(step, reward=0.5, **{"reward/tools": 0.5})
+    chart(page_of(run), "Reward mean of all rollouts")
     captions = [words(caption) for caption in page_of(run).iter("figcaption")]
     assert sum("eward" in caption for caption in captions) == 1
 
@@ -239,15 +242,15 @@ def test_a_metric_nobody_announced_has_a_picture(tmp_path):
 def test_held_out_loss_is_told_of_each_source_first_and_last(tmp_path):
     run = write_run(tmp_path / "run", [1.0], held_out={1: 0.75})
     with Journal(run) as journal:
-        journal.log_event("held_out", step=[0], nats=7)  # no table of anything
+        journal.log_event("validation", step=[0], loss=7)  # no table of anything
         for step in (1, 2, 3):
             journal.log_event(
-                "held_out", step=step, nats={"code": 3.0 / step, "sums": NAN, "<b>": 2}
+                "validation", step=step, loss={"code": 3.0 / step, "sums": NAN, "<b>": 2}
             )
-    (found,) = [t for t in map(words, page_of(run).iter("table")) if "held out" in t]
-    assert (
-        found
-        == "held out, nats a token step 1 step 3 code 3.000 1.000 sums nan nan <b> 2.000 2.000"
+    (found,) = [t for t in map(words, page_of(run).iter("table")) if "by source" in t]
+    assert found == (
+        "validation loss by source, nats/token step 1 step 3 "
+        "code 3.000 1.000 sums nan nan <b> 2.000 2.000"
     )
 
 
@@ -265,20 +268,20 @@ def test_evaluations_are_tables(tmp_path):
 
 
 def test_utilisation_and_memory_come_from_what_was_written_down(tmp_path):
-    facts = {"flops_token": 6e9, "peak_flops": 4e12, "compute": {"chip": "H200"}}
+    facts = {"flops_per_token": 6e9, "peak_flops": 4e12, "hardware": {"chip": "H200"}}
     run = write_run(tmp_path / "run", [2.0, 1.0], facts=facts, steps=3)
     with Journal(run) as journal:
-        journal.log_metrics(3, loss=1.0, tokens=100, seconds=0.5, memory_bytes=3 * 2**30)
+        journal.log_metrics(3, loss=1.0, tokens=100, step_time_s=0.5, memory_bytes=3 * 2**30)
     main = page_of(run)
     assert tile(main, "MFU") == "30.0 % median"  # 200 tokens a second
-    assert tile(main, "memory") == "3 GiB at most"
+    assert tile(main, "peak memory") == "3 GiB"
     assert chart(main, "Memory GiB")["series"][0]["y"] == [3]
     assert "chip H200" in words(main)
 
 
 def test_names_from_a_run_cannot_break_out(tmp_path):
     evil = "<img src=x onerror=alert(1)>"
-    run = write_run(tmp_path / evil.replace("/", ""), [1.0], facts={"machine": {"chip": evil}})
+    run = write_run(tmp_path / evil.replace("/", ""), [1.0], facts={"hardware": {"chip": evil}})
     (run / "recipe.toml").write_text(f"stage = '{evil}'\n")
     with Journal(run) as journal:
         journal.log_metrics(2, **{evil: 1.0})
@@ -291,15 +294,13 @@ def test_names_from_a_run_cannot_break_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("made", "said"),
-    [("nothing", "no such folder"), ("folder", "no run folder"), ("file", "no such folder")],
+    [("nothing", "folder not found"), ("folder", ""), ("file", "folder not found")],
 )
 def test_what_is_no_run_is_refused(tmp_path, made, said):
     place = tmp_path / "place"
     if made == "folder":
         write_run(place / "pretrain", [1.0])
-        said = (
-            "no run folder, it holds neither metrics.jsonl nor events.jsonl; runs in it: pretrain"
-        )
+        said = "it holds neither metrics.jsonl nor events.jsonl; runs in it: pretrain"
     elif made == "file":
         place.write_text("")
     with pytest.raises(ReportError, match=said):
@@ -323,13 +324,15 @@ ODD = st.one_of(
 )
 LINES = st.lists(
     st.dictionaries(
-        st.sampled_from(["step", "time", "tokens", "seconds", "loss", "held_out", "lr", "x<y"]), ODD
+        st.sampled_from(["step", "time", "tokens", "step_time_s", "loss", "held_out", "x<y"]), ODD
     ),
     max_size=6,
 )
 EVENTS = st.lists(
     st.dictionaries(
-        st.sampled_from(["time", "of", "unigram_entropy", "flops_token", "peak_flops", "machine"]),
+        st.sampled_from(
+            ["time", "of", "unigram_entropy", "flops_per_token", "peak_flops", "machine"]
+        ),
         ODD,
     ).flatmap(
         lambda fields: st.sampled_from(["started", "finished", "corpus", "evaluated"]).map(

@@ -7,6 +7,7 @@ import pytest
 
 from paddock.dashboard import jsonl_pages
 from paddock.dashboard.engine_monitor import EngineMonitor, parse_metrics
+from paddock.dashboard.run_view import read_run
 from paddock.engine import EngineStats
 from paddock.engine.stats import CumulativeStats
 from paddock.serve.metrics import MetricsCollector
@@ -33,7 +34,7 @@ def test_pages_follow_each_other_without_a_gap_or_a_row_twice(tmp_path, monkeypa
 def test_a_row_that_is_longer_than_a_page_is_shown(tmp_path, monkeypatch, torn):
     monkeypatch.setattr(jsonl_pages, "PAGE_BYTES", 1000)
     path = tmp_path / "network.jsonl"
-    wide = [{"time": i, "picks": "A" * 5000} for i in range(3)]
+    wide = [{"time": i, "selected": "A" * 5000} for i in range(3)]
     path.write_text("".join(json.dumps(row) + "\n" for row in wide) + torn)
     found, before = [], None
     while before != 0:
@@ -52,10 +53,10 @@ def test_a_torn_or_damaged_line_is_left_out(tmp_path):
 
 def test_a_row_that_is_no_span_is_left_out(tmp_path):
     path = tmp_path / "rollouts.jsonl"
-    wrong = [{"time": 5}, {"time": 1, "began": 2}, {"time": "x", "began": 1}, {"time": 9e99}]
-    right = {"time": 5.0, "began": 1.0, "task": "a"}
+    wrong = [{"time": 5}, {"time": 1, "started": 2}, {"time": "x", "started": 1}, {"time": 9e99}]
+    right = {"time": 5.0, "started": 1.0, "task": "a"}
     path.write_text("".join(json.dumps(row) + "\n" for row in (*wrong, right)))
-    assert [bar["began"] for bar in jsonl_pages.timeline(path, None, [])["bars"]] == [1.0]
+    assert [bar["started"] for bar in jsonl_pages.timeline(path, None, [])["bars"]] == [1.0]
 
 
 def stats(**changes):
@@ -94,4 +95,22 @@ def test_a_server_is_asked_once_a_second_and_its_silence_is_said(monkeypatch):
     assert asked == [("http://engine:9/metrics", {"Authorization": "Bearer k"})] * 2
     answer = None
     found = watch.poll(lambda: 9.0)
-    assert len(found["rows"]) == 2 and "refused" in found["wrong"]
+    assert len(found["rows"]) == 2 and "refused" in found["error"]
+
+
+def test_files_of_older_runs_are_shown_under_current_names(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    old = {"time": 5.0, "began": 1.0, "task": "a", "member": 3, "failed": "world at start"}
+    path.write_text(json.dumps(old) + "\n")
+    (bar,) = jsonl_pages.timeline(path, None, [])["bars"]
+    assert (bar["started"], bar["rollout"], bar["failure"]) == (1.0, 3, "environment at start")
+    lines = [{"step": 1, "loss": 2.0, "held_out": 1.5, "seconds": 0.5, "reward_tools": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = [{"kind": "started", "machine": {"chip": "H200"}}, {"kind": "plan", "seed": 0}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (tmp_path / "recipe.toml").write_text('[start]\nfolder = "runs/sft"\n')
+    run = read_run(tmp_path)
+    assert run.metrics == ["loss", "val_loss", "reward/tools"]
+    assert run.latest_event_value("started", "hardware") == {"chip": "H200"}
+    assert run.events[1]["kind"] == "pipeline_started"
+    assert run.recipe == {"init": {"checkpoint": "runs/sft"}}

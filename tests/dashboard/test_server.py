@@ -22,20 +22,20 @@ ASKED = (
     ("/", {}),
     ("/api/runs", {}),
     ("/api/curves", {"run": "rl", "metric": "reward"}),
-    ("/api/rl", {"run": "rl"}),
+    ("/api/rollouts", {"run": "rl"}),
     ("/api/failures", {"run": "rl"}),
     ("/api/group", {"run": "rl", "ordinal": 0}),
-    ("/api/attempt", {"run": "rl", "ordinal": 0, "member": 1}),
+    ("/api/rollout", {"run": "rl", "ordinal": 0, "rollout": 1}),
     ("/api/timeline", {"run": "rl"}),
     ("/api/engine", {"run": "rl"}),
     ("/api/network", {"run": "rl"}),
-    ("/api/prefixes", {"run": "rl"}),
+    ("/api/prefix_tree", {"run": "rl"}),
     ("/report", {"run": "rl"}),
 )
 
 
 def client_of(folder: Path, **changes) -> TestClient:
-    sight = DashboardApp(shelf=RunIndex([folder]), open_words=open_token_text, **changes)
+    sight = DashboardApp(run_index=RunIndex([folder]), open_token_text=open_token_text, **changes)
     return TestClient(build_app(sight), base_url="http://127.0.0.1:8001")
 
 
@@ -161,12 +161,12 @@ def test_curves_of_runs_that_have_the_metric(folder, ask):
     assert found["rl"]["y"] == [0.5, 0.75]
     assert found["rl"]["tokens"] == [90, 185]
     assert ask("/api/curves", run="rl", metric="loss") == {}
-    assert "no run called" in ask("/api/curves", 404, run="x", metric="loss")["error"]
+    assert "not found" in ask("/api/curves", 404, run="x", metric="loss")["error"]
 
 
 def test_rewards_in_bins_and_the_groups_behind_them(ask):
-    found = ask("/api/rl", run="rl")
-    assert found["balance"] == {
+    found = ask("/api/rollouts", run="rl")
+    assert found["counts"] == {
         "issued": 4,
         "trained": 1,
         "filtered": 1,
@@ -178,50 +178,52 @@ def test_rewards_in_bins_and_the_groups_behind_them(ask):
     assert found["histogram"]["counts"]["words"][-1] == 6
     assert [group["ordinal"] for group in found["groups"]] == [3, 2, 1, 0]
     assert found["groups"][3]["rewards"] == [0.0, 1.0, 0.0, 1.0]
-    zero = ask("/api/rl", run="rl", low=0.0, high=0.05)
+    zero = ask("/api/rollouts", run="rl", low=0.0, high=0.05)
     assert [group["ordinal"] for group in zero["groups"]] == [0]
-    assert [g["ordinal"] for g in ask("/api/rl", run="rl", status="filtered")["groups"]] == [1]
-    assert ask("/api/rl", run="rl", before=1)["looked_at"] == 1
+    assert [g["ordinal"] for g in ask("/api/rollouts", run="rl", status="filtered")["groups"]] == [
+        1
+    ]
+    assert ask("/api/rollouts", run="rl", before=1)["window"] == 1
 
 
 def test_failures_by_reason(ask):
     found = ask("/api/failures", run="rl")
-    (lost,) = found["attempts"]
-    assert (lost["kind"], lost["place"], lost["count"]) == ("world", "start", 4)
-    assert lost["what"] == f"disk full {HOSTILE}"
-    assert found["by_step"] == {"step": [1, 2], "kinds": {"world": [4, 0]}}
+    (lost,) = found["rollouts"]
+    assert (lost["kind"], lost["where"], lost["count"]) == ("environment", "start", 4)
+    assert lost["message"] == f"disk full {HOSTILE}"
+    assert found["by_step"] == {"step": [1, 2], "kinds": {"environment": [4, 0]}}
     reasons = {(one["status"], one["reason"]): one["count"] for one in found["groups"]}
-    assert reasons["filtered", "flat"] == 1
+    assert reasons["filtered", "zero variance"] == 1
     assert reasons["failed", "4 of 4 attempts: world at start"] == 1
 
 
 def test_attempts_side_by_side_with_thoughts_and_calls_apart(ask):
     found = ask("/api/group", run="rl", ordinal=0)
-    assert [attempt["reward"] for attempt in found["attempts"]] == [0.0, 1.0, 0.0, 1.0]
+    assert [rollout["reward"] for rollout in found["rollouts"]] == [0.0, 1.0, 0.0, 1.0]
     told = [
         (said["role"], said["sampled"], [(part["kind"], part["text"]) for part in said["parts"]])
-        for said in found["attempts"][1]["messages"]
+        for said in found["rollouts"][1]["messages"]
     ]
     assert told == [
         ("user", False, [("text", f"Say {HOSTILE} twice.")]),
         (
             "assistant",
             True,
-            [("thinking", "It wants a look."), ("call", f"look\nkey = {HOSTILE}")],
+            [("reasoning", "It wants a look."), ("call", f"look\nkey = {HOSTILE}")],
         ),
         ("tool", False, [("result", "seen <b>it</b>")]),
         (
             "assistant",
             True,
-            [("thinking", "Done."), ("text", f"The word is {HOSTILE}1.")],
+            [("reasoning", "Done."), ("text", f"The word is {HOSTILE}1.")],
         ),
     ]
 
 
 def test_one_attempt_token_by_token(ask):
-    found = ask("/api/attempt", run="rl", ordinal=0, member=1)
+    found = ask("/api/rollout", run="rl", ordinal=0, rollout=1)
     count = len(found["ids"])
-    columns = ("pieces", "added", "sampled", "trained", "logprob", "version", "turn")
+    columns = ("pieces", "special", "sampled", "trained", "logprob", "version", "turn")
     columns += ("log_ratio", "advantage", "kept")
     assert {len(found[name]) for name in columns} == {count}
     assert "".join(found["pieces"]).startswith("[gMASK]<sop><|user|>Say ")
@@ -237,17 +239,17 @@ def test_one_attempt_token_by_token(ask):
 
 
 def test_what_was_not_trained_has_no_ratio(ask):
-    found = ask("/api/attempt", run="rl", ordinal=1, member=0)
+    found = ask("/api/rollout", run="rl", ordinal=1, rollout=0)
     assert set(found["log_ratio"]) == {None}
-    assert found["update"] is None
+    assert found["step"] is None
 
 
 @pytest.mark.parametrize(
     ("path", "query", "why"),
     [
         ("/api/group", {"ordinal": 99}, "no group 99"),
-        ("/api/attempt", {"ordinal": 0, "member": 9}, "no ended attempt 9"),
-        ("/api/engine/live", {}, "--engine URL"),
+        ("/api/rollout", {"ordinal": 0, "rollout": 9}, "9"),
+        ("/api/engine/live", {}, "--engine-url URL"),
     ],
 )
 def test_what_is_not_there_is_said(ask, path, query, why):
@@ -272,22 +274,23 @@ def test_the_timeline_has_lanes_and_gaps(ask):
     assert len(found["bars"]) == 12
     ends = {}
     for bar in found["bars"]:
-        assert ends.get(bar["lane"], 0.0) <= bar["began"]
-        ends[bar["lane"]] = bar["ended"]
-    assert {bar["failed"] for bar in found["bars"] if bar["number"] == 2} == {"world at start"}
-    assert found["running"][-1][1] == 0
-    assert found["gaps"][0] == [1004.0, 1004.5] and len(found["gaps"]) == 11
+        assert ends.get(bar["lane"], 0.0) <= bar["started"]
+        ends[bar["lane"]] = bar["finished"]
+    failures = {bar["failure"] for bar in found["bars"] if bar["number"] == 2}
+    assert failures == {"environment at start"}
+    assert found["concurrency"][-1][1] == 0
+    assert found["idle"][0] == [1004.0, 1004.5] and len(found["idle"]) == 11
     assert found["before"] is None
 
 
 def test_the_engine_the_tree_and_the_network(ask):
     assert [row["running"] for row in ask("/api/engine", run="rl")["rows"]] == [0, 1, 2]
-    tree = ask("/api/prefixes", run="rl")
-    assert tree["attempts"] == 12
-    assert tree["kept"] < tree["whole"] / 8
+    tree = ask("/api/prefix_tree", run="rl")
+    assert tree["rollouts"] == 12
+    assert tree["unique_tokens"] < tree["total_tokens"] / 8
     network = ask("/api/network", run="rl")
     assert network["rows"][0]["indexer"][0]["queries"] == [2, 3]
-    assert network["imbalance"] == [[1, 1.5], [2, 1.25]]
+    assert network["expert_imbalance"] == [[1, 1.5], [2, 1.25]]
 
 
 def test_a_report_is_made_on_the_way_and_not_written(folder):
@@ -300,10 +303,10 @@ def test_a_run_without_a_tokenizer_shows_ids(tmp_path):
     run = write_rl_run(tmp_path / "rl")
     for file in (run / "tokenizer").iterdir():
         file.unlink()
-    found = client_of(tmp_path).get("/api/attempt?run=rl&ordinal=0&member=0").json()
+    found = client_of(tmp_path).get("/api/rollout?run=rl&ordinal=0&rollout=0").json()
     assert found["pieces"] == [f"[{token}]" for token in found["ids"]]
     group = client_of(tmp_path).get("/api/group?run=rl&ordinal=0").json()
-    roles = [said["role"] for said in group["attempts"][0]["messages"]]
+    roles = [said["role"] for said in group["rollouts"][0]["messages"]]
     assert roles == ["prompt", "reply", "prompt", "reply"]
 
 
@@ -328,16 +331,16 @@ def test_the_demo_shows_everything(tmp_path):
     names = {run["run"]: run for run in client.get("/api/runs").json()["runs"]}
     assert len(names) == 2
     (name,) = [key for key, run in names.items() if run["ledger"]]
-    overview = client.get("/api/rl", params={"run": name}).json()
-    balance = overview["balance"]
+    overview = client.get("/api/rollouts", params={"run": name}).json()
+    balance = overview["counts"]
     assert balance["issued"] == sum(balance[k] for k in balance if k != "issued")
     whole = next(g for g in overview["groups"] if g["status"] == "trained")
     found = client.get(
-        "/api/attempt", params={"run": name, "ordinal": whole["ordinal"], "member": 0}
+        "/api/rollout", params={"run": name, "ordinal": whole["ordinal"], "rollout": 0}
     ).json()
     assert any(value is not None for value in found["log_ratio"])
     assert any(value for value in found["advantage"])
-    assert client.get("/api/timeline", params={"run": name}).json()["gaps"]
+    assert client.get("/api/timeline", params={"run": name}).json()["idle"]
     assert len(client.get("/api/engine", params={"run": name}).json()["rows"]) > 10
     assert client.get("/api/network", params={"run": name}).json()["rows"][0]["indexer"]
 
@@ -365,15 +368,15 @@ def test_a_hundred_thousand_trajectories_are_not_read_to_be_shown(tmp_path):
     assert whole > 40e6
     client = client_of(tmp_path)
     before, start = digests(run), bytes_read()
-    overview = client.get("/api/rl", params={"run": "large"}).json()
+    overview = client.get("/api/rollouts", params={"run": "large"}).json()
     client.get("/api/runs")
     client.get("/api/group", params={"run": "large", "ordinal": 9000})
-    client.get("/api/attempt", params={"run": "large", "ordinal": 9000, "member": 5})
+    client.get("/api/rollout", params={"run": "large", "ordinal": 9000, "rollout": 5})
     client.get("/api/timeline", params={"run": "large"})
     client.get("/api/failures", params={"run": "large"})
-    client.get("/api/prefixes", params={"run": "large"})
+    client.get("/api/prefix_tree", params={"run": "large"})
     read = bytes_read() - start
-    assert overview["balance"]["trained"] == 12_500
-    assert overview["more"] is True and overview["attempts"] == 4096
+    assert overview["counts"]["trained"] == 12_500
+    assert overview["more"] is True and overview["rollouts"] == 4096
     assert read < whole / 3
     assert digests(run) == before

@@ -39,7 +39,7 @@ def test_links_lead_nowhere(tmp_path):
 @pytest.mark.parametrize("name", ["..", "../run", "/etc", "run/../run", "", "run\0"])
 def test_a_name_is_never_a_path(tmp_path, name):
     write_run(tmp_path / "run", [2.0])
-    with pytest.raises(ReportError, match="no run called"):
+    with pytest.raises(ReportError, match="not found"):
         RunIndex([tmp_path]).run(name)
 
 
@@ -52,7 +52,7 @@ def test_a_run_that_begins_later_is_found_and_one_that_goes_is_lost(tmp_path):
     assert shelf.names() == ["run"]
     for file in run.iterdir():
         file.unlink()
-    with pytest.raises(ReportError, match="gone"):
+    with pytest.raises(ReportError, match="run not found"):
         shelf.run("run")
 
 
@@ -103,8 +103,8 @@ def test_a_run_that_went_back_to_a_checkpoint_forgets_what_lay_beyond(tmp_path):
 def test_a_summary_says_how_a_run_does(tmp_path):
     run = LiveRunView(write_run(tmp_path / "run", [2.0, 1.0], held_out={2: 1.5})).refresh()
     found = summarize_run("run", run, now=2000.0)
-    assert (found.status, found.step, found.of, found.metric) == ("finished", 2, 2, "held_out")
-    assert (found.value, found.seconds, found.ledger, found.plan) == (1.5, 1.0, False, False)
+    assert (found.status, found.step, found.of, found.metric) == ("finished", 2, 2, "val_loss")
+    assert (found.value, found.seconds, found.ledger, found.pipeline) == (1.5, 1.0, False, False)
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_spike(tmp_path):

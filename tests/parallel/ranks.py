@@ -71,7 +71,7 @@ def quiet(_):
 def raise_network(run):
     from paddock.train import train
 
-    train(run, say=quiet, watch=quiet)
+    train(run, log=quiet, on_update=quiet)
 
 
 def lines(run):

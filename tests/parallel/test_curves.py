@@ -88,11 +88,11 @@ def raised(tmp_path_factory):
 @pytest.mark.parametrize(("variant", "sizes"), CASES)
 def test_many_processes_have_the_curve_of_one(raised, variant, sizes, dtype):
     one, many = raised[name_of(variant, {}, dtype)], raised[name_of(variant, sizes, dtype)]
-    parts = ["indexer"] if variant == "warmup" else ["loss", "mtp", "balance"]
-    for part in (*parts, "grad_norm", "imbalance", "tokens"):
+    parts = ["indexer_loss"] if variant == "warmup" else ["loss", "mtp_loss", "balance_loss"]
+    for part in (*parts, "grad_norm", "expert_imbalance", "tokens"):
         assert curve(many, part) == pytest.approx(curve(one, part), abs=APART[dtype]), part
     assert held_out(many) == pytest.approx(held_out(one), abs=APART[dtype])
 
 
 def held_out(run):
-    return [line["held_out"] for line in lines(run) if "held_out" in line]
+    return [line["val_loss"] for line in lines(run) if "val_loss" in line]

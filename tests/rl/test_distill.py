@@ -56,9 +56,9 @@ def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
     other = learner(tmp_path / "other", network(seed=9), credit={"keep_zero_variance": True})
     batch = pack_samples(found)
     expected = compute_logprobs(other.trainer.network, batch)
-    gap = np.abs(batch.columns["teacher"] - expected)[batch.loss_mask_T]
+    gap = np.abs(batch.columns["teacher_logprobs"] - expected)[batch.loss_mask_T]
     assert gap.max() < 1e-5
-    assert set(batch.columns["teaching"].tolist()) == {0.5}
+    assert set(batch.columns["teacher_weight"].tolist()) == {0.5}
 
 
 def rolled_by(net):

@@ -17,7 +17,9 @@ def gap(made, groups):
     every = [lesson for group in lessons(groups, made.settings) for lesson in group]
     batch = pack_samples(every)
     found = compute_logprobs(made.trainer.network, batch)
-    return np.abs(found - batch.columns["rollout"])[batch.loss_mask_T].max(), int(batch.num_targets)
+    return np.abs(found - batch.columns["rollout_logprobs"])[batch.loss_mask_T].max(), int(
+        batch.num_targets
+    )
 
 
 @pytest.mark.parametrize(("temperature", "updates"), [(1.0, 50), (0.7, 10)])

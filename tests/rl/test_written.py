@@ -41,7 +41,7 @@ def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
     made.train(every)  # the first: trainer and sampler are still one
     flat = [lesson for group in every for lesson in group]
     batch = pack_samples(flat)
-    expected = compute_logprobs(made.trainer.network, batch) - batch.columns["rollout"]
+    expected = compute_logprobs(made.trainer.network, batch) - batch.columns["rollout_logprobs"]
     study = made.train(every)
     start = 0
     for lesson in flat:

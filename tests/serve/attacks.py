@@ -211,12 +211,14 @@ def leaving() -> Iterator[Attack]:
 def dash_attacks() -> Iterator[Attack]:
     for path in ("/pages/../server.py", "/pages/..%2fserver.py", "/pages/%2e%2e/%2e%2e/etc/passwd",
                  "/report?run=../..", "/report?run=/etc", "/api/group?run=rl&ordinal=1e999",
-                 "/api/rl?run=%00", "/api/curves?metric=reward&run=rl&smooth=nan",
+                 "/api/rollouts?run=%00", "/api/curves?metric=reward&run=rl&smooth=nan",
                  "/api/curves?metric=reward&run=rl&smooth=1e308", "/openapi.json"):  # fmt: skip
         yield Attack(f"dash {path}", http("GET", path))
-    for name in ("update", "before", "low"):
+    for name in ("step", "before", "low"):
         for value in (-1, 2**63, 10**40):
-            yield Attack(f"dash {name}={value}", http("GET", f"/api/rl?run=rl&{name}={value}"))
+            yield Attack(
+                f"dash {name}={value}", http("GET", f"/api/rollouts?run=rl&{name}={value}")
+            )
     for host in ("evil.example", "["):
         sent = http("GET", "/api/runs", headers=f"Host: {host}")
         yield Attack(f"dash Host: {host}", sent, refused=True)

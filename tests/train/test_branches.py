@@ -86,7 +86,7 @@ def test_log_probabilities_and_gradients_are_the_same(kind):
     for batch in both_ways(lessons):
         network.zero_grad()
         logp_T = compute_token_logprobs(network, batch)
-        (logp_T * batch.columns["advantage"]).sum().backward()
+        (logp_T * batch.columns["advantages"]).sum().backward()
         found.append(
             [logp_T.detach()] + [p.grad for p in network.parameters() if p.grad is not None]
         )
@@ -127,7 +127,7 @@ def test_named_experts_are_followed_and_counted_as_often_as_they_are_met(replay,
     for number in range(3):
         tokens = np.concatenate((begin, generator.integers(0, VOCAB, 6)))
         experts = np.concatenate((said[:alike], chosen(16 - alike)))
-        lessons.append(lesson(number, tokens, 10, expert_SLK=experts))
+        lessons.append(lesson(number, tokens, 10, routed_experts_SLK=experts))
     found = []
     shared = both_ways(lessons)[0].shared_prefixes
     assert shared.tokens == 48 - 2 * alike if alike else shared is None

@@ -36,10 +36,10 @@ def raised(tmp_path_factory):
             "held_out_fraction": 0.2,
         },
         optim={"lr": 1e-2, "warmup_ratio": 0.05},
-        keep={"every": 80},
+        checkpoint={"every": 80},
     )
     run = run_in(folder / "run", chosen)
-    train(run, say=lambda _: None, watch=lambda _: None)
+    train(run, log=lambda _: None, on_update=lambda _: None)
     tokenizer = Tokenizer.load(run.folder / "tokenizer")
     corpus = Corpus(run.corpora_dir / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
     return load_pretrained(latest_model(run.folder)), corpus, tokenizer
@@ -69,10 +69,10 @@ def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
             ),
             "held_out_fraction": 0.2,
         },
-        evaluate={"every": 1, "tokens": 600},
+        validation={"every": 1, "tokens": 600},
     )
     run = run_in(tmp_path / "run", chosen)
-    train(run, say=lambda _: None, watch=lambda _: None)
+    train(run, log=lambda _: None, on_update=lambda _: None)
     tokenizer = Tokenizer.load(run.folder / "tokenizer")
     corpus = Corpus(run.corpora_dir / corpus_key(chosen.corpus, tokenizer), tokenizer=tokenizer)
     network = load_pretrained(latest_model(run.folder))
@@ -83,7 +83,7 @@ def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
     assert all(200 <= tokens < 400 for tokens in read.values())
     found = validation_loss(network, corpus, dense=True, context=32, tokens=600)
     events = [event for event, _ in follow(run.folder / "events.jsonl")]
-    (told,) = [e["nats"] for e in events if e["kind"] == "held_out" and e["step"] == 2]
+    (told,) = [e["loss"] for e in events if e["kind"] == "validation" and e["step"] == 2]
     assert told == pytest.approx(found.by_source)
 
 

@@ -61,7 +61,7 @@ def test_the_warm_up_moves_every_indexer_and_nothing_else():
     network = born(latent_config())
     STAGES["warmup"].freeze(network)
     (found,) = losses_of(network, "warmup")
-    assert set(found.parts) == {"indexer"}
+    assert set(found.parts) == {"indexer_loss"}
     found.total.backward()
     moved = {name for name, grad in gradients(network).items() if grad.any()}
     assert moved == {name for name, _ in network.named_parameters() if ".indexer." in name}
@@ -71,10 +71,17 @@ def test_the_warm_up_moves_every_indexer_and_nothing_else():
 def test_mtp_weighs_less_later_in_the_run():
     network = born(latent_config())
     early, late = (
-        losses_of(network, progress=p, mtp=0.3, mtp_later=0.1, mtp_switch=0.5, balance=0.0)[0]
+        losses_of(
+            network,
+            progress=p,
+            mtp_coef=0.3,
+            mtp_coef_final=0.1,
+            mtp_coef_switch=0.5,
+            balance_coef=0.0,
+        )[0]
         for p in (0.4, 0.6)
     )
-    mtp = early.parts["mtp"].item()
+    mtp = early.parts["mtp_loss"].item()
     assert early.total.item() - late.total.item() == pytest.approx(0.2 * mtp, rel=1e-4)
 
 
@@ -82,7 +89,7 @@ def test_mtp_is_the_mean_over_depths_of_the_loss_further_ahead():
     network = born(latent_config())
     (one,) = losses_of(network, mtp_depths=1)
     (three,) = losses_of(network, mtp_depths=3)
-    assert three.parts["mtp"].item() != pytest.approx(one.parts["mtp"].item())
+    assert three.parts["mtp_loss"].item() != pytest.approx(one.parts["mtp_loss"].item())
     assert three.parts["loss"].item() == pytest.approx(one.parts["loss"].item())
 
 

@@ -51,7 +51,7 @@ def straight(tmp_path_factory):
     """A run from start to end in one go."""
     folder = tmp_path_factory.mktemp("straight")
     chosen = settings(network_folder(folder / "born"), steps=STEPS)
-    train(run_in(folder / "run", chosen), say=quiet, watch=quiet)
+    train(run_in(folder / "run", chosen), log=quiet, on_update=quiet)
     return folder
 
 
@@ -69,8 +69,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(straight, tmp_path, stop_
             raise Stop
 
     with pytest.raises(Stop):
-        train(run, say=quiet, watch=stop)
-    train(run, say=quiet, watch=quiet)
+        train(run, log=quiet, on_update=stop)
+    train(run, log=quiet, on_update=quiet)
     assert_same_weights(weights(run.folder), weights(straight / "run"))
 
 
@@ -98,14 +98,14 @@ def test_a_killed_run_ends_with_the_same_weights(straight, tmp_path):
 def test_a_finished_run_is_not_trained_further(straight):
     before = weights(straight / "run")
     chosen = settings(straight / "born", steps=STEPS)
-    train(run_in(straight / "run", chosen), say=quiet, watch=quiet)
+    train(run_in(straight / "run", chosen), log=quiet, on_update=quiet)
     assert_same_weights(weights(straight / "run"), before)
 
 
 def test_a_folder_with_other_settings_is_refused(straight):
     chosen = settings(straight / "born", steps=STEPS + 1)
     with pytest.raises(TrainingError, match="holds a run with other settings"):
-        train(run_in(straight / "run", chosen), say=quiet, watch=quiet)
+        train(run_in(straight / "run", chosen), log=quiet, on_update=quiet)
 
 
 def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(straight, tmp_path):
@@ -114,7 +114,7 @@ def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(straight, tmp_pa
     with Journal(run.folder):
         theirs.write_text("of the run that is alive")
         with pytest.raises(BlockingIOError, match="is in use by another process"):
-            train(run, say=quiet, watch=quiet)
+            train(run, log=quiet, on_update=quiet)
     assert theirs.read_text() == "of the run that is alive"
 
 
@@ -149,13 +149,13 @@ def test_old_checkpoints_are_pruned_by_rule(straight, tmp_path):
 
 def test_a_network_too_small_for_the_tokenizer_is_refused(tmp_path):
     chosen = settings(network_folder(tmp_path / "born", vocab=100))
-    with pytest.raises(TrainingError, match=r"the tokenizer has .* tokens, the network only 100"):
-        train(run_in(tmp_path / "run", chosen), say=quiet, watch=quiet)
+    with pytest.raises(TrainingError, match=r"tokenizer has .*, the model's vocabulary only 100"):
+        train(run_in(tmp_path / "run", chosen), log=quiet, on_update=quiet)
 
 
 def test_nothing_to_start_from_is_said(tmp_path):
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run"):
-        train(run_in(tmp_path / "run", settings(tmp_path / "nowhere")), say=quiet, watch=quiet)
+        train(run_in(tmp_path / "run", settings(tmp_path / "nowhere")), log=quiet, on_update=quiet)
 
 
 def test_a_truncated_optimizer_state_is_refused_by_name(straight, tmp_path):
@@ -176,12 +176,12 @@ def test_a_damaged_newest_checkpoint_offers_the_newest_whole_one(straight, tmp_p
     data = (newest / file).read_bytes()
     (newest / file).write_bytes(data[: len(data) // 2])
     with pytest.raises(CheckpointError) as caught:
-        train(run, say=quiet, watch=quiet)
+        train(run, log=quiet, on_update=quiet)
     said = str(caught.value)
     assert said.startswith(str(newest / file))
     assert f"; {whole} is intact: to resume from it, remove what is newer with `" in said
     subprocess.run(said.split("`")[1], shell=True, check=True)
-    train(run, say=quiet, watch=quiet)
+    train(run, log=quiet, on_update=quiet)
     assert_same_weights(weights(run.folder), weights(straight / "run"))
 
 

@@ -14,15 +14,14 @@ from paddock.data import (
     DataLoaderSettings,
     PackedBatch,
     TokenizerSettings,
-    tokenize_dialogue,
 )
 from paddock.data.dialogue_sources import DemonstrationSource
 from paddock.data.reasoning import ReasoningSource
+from paddock.data.tokenize_dialogue import tokenize_dialogue
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.model import AttentionMetadata
 from paddock.records import Dialogue, LossMaskSpan, Message
-from paddock.text import Tokenizer, get_renderer
-from paddock.text import train_tokenizer as train_tokenizer
+from paddock.text import Tokenizer, get_renderer, train_tokenizer
 from paddock.text.glm_renderer import GlmRenderer
 from paddock.train import train
 from paddock.train.evaluate import validation_loss
@@ -43,7 +42,7 @@ STEPS = 8
 
 
 def demonstrations(name="chain", world="nano-chain", **changes):
-    defaults = {"count": 60, "slips": 0.3, "tasks": (1, 2)}
+    defaults = {"count": 60, "mistake_rate": 0.3, "tasks_per_dialogue": (1, 2)}
     modes = {"interleaved": 0.4, "preserved": 0.3, "off": 0.3}
     return DemonstrationSource(name=name, env=world, **(defaults | {"thinking": modes} | changes))
 
@@ -73,7 +72,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(home):
     run = run_in(home.parent / "straight", sft(home))
-    train(run, say=quiet, watch=quiet)
+    train(run, log=quiet, on_update=quiet)
     return run
 
 
@@ -83,8 +82,8 @@ def tuned(home):
 def test_a_run_learns_from_dialogues_and_is_measured_on_held_out_ones(tuned):
     lines = [json.loads(line) for line in (tuned.folder / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.2
-    assert 0 < lines[-1]["held_out"] < lines[0]["loss"] - 0.2
-    assert "mtp" in lines[-1] and "indexer" in lines[-1]
+    assert 0 < lines[-1]["val_loss"] < lines[0]["loss"] - 0.2
+    assert "mtp_loss" in lines[-1] and "indexer_loss" in lines[-1]
 
 
 def test_a_checkpoint_carries_the_template_it_was_taught_with(tuned):
@@ -103,8 +102,8 @@ def stopped_and_gone_on_with(run, at):
             raise Stop
 
     with pytest.raises(Stop):
-        train(run, say=quiet, watch=stop)
-    train(run, say=quiet, watch=quiet)
+        train(run, log=quiet, on_update=stop)
+    train(run, log=quiet, on_update=quiet)
     return weights(run.folder)
 
 
@@ -115,7 +114,7 @@ def test_a_stopped_run_ends_in_the_same_weights_bit_for_bit(home, tuned, tmp_pat
 
 def test_a_frozen_indexer_keeps_choosing_as_it_did(home, tmp_path):
     run = run_in(tmp_path / "run", sft(home, freeze_indexer=True, steps=2))
-    train(run, say=quiet, watch=quiet)
+    train(run, log=quiet, on_update=quiet)
     before = load_pretrained(home).state_dict()
     after = load_pretrained(latest_model(run.folder)).state_dict()
     matrices = [name for name in after if after[name].ndim > 1]
@@ -126,9 +125,9 @@ def test_a_frozen_indexer_keeps_choosing_as_it_did(home, tmp_path):
 
 def test_fine_tuning_without_dialogues_is_refused(home):
     texts = CorpusSettings(sources=(ReasoningSource(name="f", family="facts", count=9),))
-    with pytest.raises(ValidationError, match="stage 'sft' needs a source of dialogues"):
+    with pytest.raises(ValidationError, match="stage 'sft' needs a corpus source of dialogues"):
         sft(home, corpus=texts)
-    with pytest.raises(ValidationError, match="warm-up trains nothing but the indexer"):
+    with pytest.raises(ValidationError, match="stage 'warmup' trains only the indexer"):
         settings(home, stage="warmup", freeze_indexer=True)
 
 
@@ -188,7 +187,7 @@ def test_a_masked_error_has_exactly_no_gradient(network, monkeypatch):
         states[-1].retain_grad()
         return linear_cross_entropy(states[-1], head_VD, target_T)
 
-    monkeypatch.setattr("paddock.train.objective.lm_loss", watched)
+    monkeypatch.setattr("paddock.train.objective.linear_cross_entropy", watched)
     losses_of(network, batch)[0].total.backward()
     network.zero_grad()
     errors = errors_in(batch, tokenizer)
@@ -237,7 +236,7 @@ def test_a_weight_on_everything_changes_nothing_and_on_one_row_its_share(network
     heavy, _ = row_of(weight=3.0)
     one, two = (losses_of(network, batch)[0].parts for batch in (plain, heavy))
     assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-6)
-    assert float(one["mtp"]) == pytest.approx(float(two["mtp"]), rel=1e-6)
+    assert float(one["mtp_loss"]) == pytest.approx(float(two["mtp_loss"]), rel=1e-6)
     other, _ = row_of("it is green" + RIGHT)
     both = PackedBatch(
         token_T=np.concatenate([plain.token_T, other.token_T]),
@@ -268,7 +267,7 @@ def test_weights_stay_with_their_tokens_in_micro_batches(network):
         for t in iter_micro_batches(both, torch.device("cpu"), tokens=size)
     ]
     assert found == [{0.5}, {2.0}]
-    assert count_tokens(both, 0).num_targets[0] == pytest.approx(2.5 * plain.num_targets)
+    assert count_tokens(both, 0).targets[0] == pytest.approx(2.5 * plain.num_targets)
 
 
 def test_held_out_loss_is_over_replies_alone(home, tmp_path):
@@ -373,9 +372,9 @@ def test_without_a_quantizer_weights_are_the_networks_own():
 
 
 def test_a_run_is_quantized_by_name_and_goes_on_bit_for_bit(home, tmp_path):
-    chosen = sft(home, steps=2, fake_quant=f"{__name__}:rounding", keep={"every": 1})
+    chosen = sft(home, steps=2, fake_quant=f"{__name__}:rounding", checkpoint={"every": 1})
     straight = run_in(tmp_path / "straight", chosen)
-    train(straight, say=quiet, watch=quiet)
+    train(straight, log=quiet, on_update=quiet)
     run = run_in(tmp_path / "run", chosen)
     assert_same_weights(stopped_and_gone_on_with(run, at=2), weights(straight.folder))
 

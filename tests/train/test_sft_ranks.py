@@ -39,11 +39,11 @@ def to_learn(home, name, dtype, **sizes):
         steps=2,
         tokenizer=TokenizerSettings(vocab_size=700, pre_tokenizer="words"),
         corpus=CorpusSettings(sources=(talk,), held_out_fraction=0.1),
-        stream=DataLoaderSettings(
+        dataloader=DataLoaderSettings(
             packing="best_fit", seq_len=128, batch_tokens=256, drop_overlong=True
         ),
         loss=AuxLossSettings(mtp_depths=1),
-        machine=ComputeSettings(dtype=dtype),
+        compute=ComputeSettings(dtype=dtype),
         parallel=ParallelSettings(**sizes),
     )
     return run_in(home / f"{name}-{dtype}", chosen)

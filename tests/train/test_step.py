@@ -44,10 +44,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path):
     assert torch.equal(trainer.network.head.weight, before)
 
 
-@pytest.mark.parametrize("options", [{"recompute": True}, {"offload": True}, {"micro_tokens": 10}])
+@pytest.mark.parametrize(
+    "options",
+    [{"activation_checkpointing": True}, {"activation_offload": True}, {"micro_batch_tokens": 10}],
+)
 def test_how_a_step_is_computed_changes_nothing_about_it(tmp_path, options):
     plain = trainer_of(tmp_path)
-    other = trainer_of(tmp_path, machine=ComputeSettings(**options))
+    other = trainer_of(tmp_path, compute=ComputeSettings(**options))
     for _ in range(3):
         one, two = step(plain), step(other)
     assert two.losses["loss"] == pytest.approx(one.losses["loss"], rel=1e-4)
@@ -57,7 +60,7 @@ def test_how_a_step_is_computed_changes_nothing_about_it(tmp_path, options):
 def test_small_steps_are_not_lost_to_bfloat16(tmp_path):
     network = born(latent_config())
     exact = network.head.weight.detach().clone()
-    trainer = trainer_of(tmp_path, network, machine=ComputeSettings(dtype="bfloat16"))
+    trainer = trainer_of(tmp_path, network, compute=ComputeSettings(dtype="bfloat16"))
     assert torch.equal(trainer.weights.master["head.weight"], exact)  # not rounded at the start
     for _ in range(5):
         step(trainer, lr=1e-6)
@@ -70,7 +73,7 @@ def test_small_steps_are_not_lost_to_bfloat16(tmp_path):
 
 def test_bfloat16_learns_like_float32(tmp_path):
     exact = trainer_of(tmp_path)
-    half = trainer_of(tmp_path, machine=ComputeSettings(dtype="bfloat16"))
+    half = trainer_of(tmp_path, compute=ComputeSettings(dtype="bfloat16"))
     for _ in range(10):
         one, two = step(exact), step(half)
     assert two.losses["loss"] == pytest.approx(one.losses["loss"], rel=0.03)

@@ -1,10 +1,10 @@
-// Which page is shown: the part of the address behind the hash.
+// Router: the part of the address behind the hash selects the page.
 
 import { get, h, link } from "./dom.js";
 
 const PAGES = {
   "": () => import("./runs.js"),
-  rl: () => import("./rl.js"),
+  rollouts: () => import("./rollouts.js"),
   group: () => import("./group.js"),
   tokens: () => import("./tokens.js"),
   timeline: () => import("./timeline.js"),
@@ -12,12 +12,12 @@ const PAGES = {
   engine: () => import("./engine.js"),
   network: () => import("./network.js"),
 };
-const ROLLED = [["rl", "rollouts"], ["timeline", "timeline"], ["failures", "failures"], ["engine", "engine"]]; // with a ledger
-const EVERY = [["network", "network"]];
-const EVERY_MS = 3000;
+const LEDGER_TABS = ["rollouts", "timeline", "failures", "engine"]; // of runs with a ledger
+const TABS = ["network"]; // of every run
+const REFRESH_MS = 3000;
 const main = document.getElementById("main");
 const live = document.getElementById("live");
-let shown = 0; // which visit: an answer that comes late must not draw over a newer page
+let shown = 0; // number of the visit: a late response must not draw over a newer page
 let refresh = null;
 
 function where() {
@@ -25,14 +25,14 @@ function where() {
   return { page, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-const ledgers = new Map(); // whether a run has one
+const ledgers = new Map(); // run -> whether it has a ledger
 async function tabs(page, run) {
   const place = document.getElementById("tabs");
-  const own = { group: "rl", tokens: "rl" }[page] ?? page;
+  const current = { group: "rollouts", tokens: "rollouts" }[page] ?? page;
   const put = () => place.replaceChildren(...(run
     ? [h("b", {}, run), h("a", { href: `/report?${new URLSearchParams({ run })}` }, "report"),
-       ...[...(ledgers.get(run) ? ROLLED : []), ...EVERY].map(([name, text]) =>
-         h("a", { href: link(name, { run }), "aria-current": own === name ? "page" : null }, text))]
+       ...[...(ledgers.get(run) ? LEDGER_TABS : []), ...TABS].map((name) =>
+         h("a", { href: link(name, { run }), "aria-current": current === name ? "page" : null }, name))]
     : page === "engine" ? [h("b", {}, "engine")] : []));
   put();
   if (!run || ledgers.get(run)) return;
@@ -44,12 +44,12 @@ async function show() {
   const visit = ++shown, address = location.hash;
   const { page, query } = where();
   refresh = null;
-  tabs(page, query.run).catch(() => {}); // the page itself says what is wrong
+  tabs(page, query.run).catch(() => {}); // the page itself shows the error
   document.title = [query.run, page || "runs", "Paddock"].filter(Boolean).join(" / ");
   const inside = h("div", { class: "page" });
   main.replaceChildren(inside);
   try {
-    if (!PAGES[page]) throw new Error(`there is no page called '${page}'`);
+    if (!PAGES[page]) throw new Error(`page '${page}' not found`);
     const module = await PAGES[page]();
     const again = await module.show(inside, query);
     if (visit === shown) refresh = again ?? null;
@@ -66,7 +66,7 @@ async function tick() {
   try {
     await refresh();
   } catch {
-    // the next look may succeed; what is shown stays
+    // keep what is shown; the next refresh may succeed
   } finally {
     busy = false;
   }
@@ -74,5 +74,5 @@ async function tick() {
 
 addEventListener("hashchange", () => { delete main.dataset.ready; scrollTo(0, 0); show(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
-setInterval(tick, EVERY_MS);
+setInterval(tick, REFRESH_MS);
 show();

@@ -1,8 +1,8 @@
-// Elements and numbers. Whatever comes from a run enters the document as text, never as markup.
+// Elements, number formats and API requests. Content of a run is inserted as text, never as markup.
 
-export function h(name, given = {}, ...inside) {
+export function h(name, attributes = {}, ...inside) {
   const made = document.createElement(name);
-  for (const [key, value] of Object.entries(given)) {
+  for (const [key, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (key === "style") for (const [name, text] of Object.entries(value)) made.style.setProperty(name, text);
@@ -13,10 +13,10 @@ export function h(name, given = {}, ...inside) {
   return made;
 }
 
-// A number as people read it.
+// A number with few digits and a suffix.
 export function short(value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "-";
-  if (value === 0) return "0"; // also where it is -0
+  if (value === 0) return "0"; // also -0
   const size = Math.abs(value);
   for (const [unit, name] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"]])
     if (size >= Math.max(unit, 1e4)) return +(value / unit).toPrecision(digits) + name;
@@ -33,18 +33,18 @@ export function span(seconds) {
 }
 
 export const link = (page, query = {}) => {
-  const said = new URLSearchParams(Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== ""));
-  return `#/${page}${said.size ? "?" + said : ""}`;
+  const parameters = new URLSearchParams(Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== ""));
+  return `#/${page}${parameters.size ? "?" + parameters : ""}`;
 };
 
 export const tiles = (facts) =>
-  h("dl", { class: "tiles" }, facts.map(([name, value, beside]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, String(value), beside ? h("small", {}, beside) : null))));
+  h("dl", { class: "tiles" }, facts.map(([name, value, remark]) =>
+    h("div", {}, h("dt", {}, name), h("dd", {}, String(value), remark ? h("small", {}, remark) : null))));
 
-export const table = (head, rows, words = 1) =>
+export const table = (head, rows, textColumns = 1) =>
   h("div", { class: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, head.map((text, i) => h("th", { class: i < words ? null : "number" }, text)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: i < words ? null : "number" }, cell)))))));
+    h("thead", {}, h("tr", {}, head.map((text, i) => h("th", { class: i < textColumns ? null : "number" }, text)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: i < textColumns ? null : "number" }, cell)))))));
 
 export function select(name, options, chosen, change) {
   const made = h("select", { "aria-label": name, onchange: (event) => change(event.target.value) },
@@ -56,12 +56,12 @@ export const section = (title, ...inside) => h("section", {}, h("h2", {}, title)
 export const note = (text) => h("p", { class: "lead" }, text);
 
 export async function get(path, query = {}) {
-  const said = new URLSearchParams();
+  const parameters = new URLSearchParams();
   for (const [key, value] of Object.entries(query))
     for (const one of Array.isArray(value) ? value : [value])
-      if (one !== null && one !== undefined && one !== "") said.append(key, one);
-  const answer = await fetch(`${path}${said.size ? "?" + said : ""}`);
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.error ?? `${path}: ${answer.status}`);
+      if (one !== null && one !== undefined && one !== "") parameters.append(key, one);
+  const response = await fetch(`${path}${parameters.size ? "?" + parameters : ""}`);
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.error ?? `${path}: ${response.status}`);
   return body;
 }

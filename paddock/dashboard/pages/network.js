@@ -1,4 +1,4 @@
-// Where the indexer looks, and how evenly the experts are used.
+// Top-k selection of the indexers, load of the experts, MTP acceptance rate.
 
 import { get, h, link, note, section, select, short, tiles } from "./dom.js";
 import { colour, draw, heat, plain } from "./plot.js";
@@ -8,12 +8,12 @@ export async function show(page, query) {
   const found = await get("/api/network", { run });
   page.classList.add("wide");
   page.append(h("h1", {}, "Network"));
-  if (!found.rows.length) page.append(note(`Nobody has looked at this run's network yet: paddock look ${run}`));
-  if (found.imbalance.length) {
-    const uneven = h("div");
-    page.append(section("Busiest expert", note("Its load over the mean, in the worst layer of each step; 1 is even."), uneven));
-    await draw(uneven, [{ type: "scatter", mode: "lines", x: found.imbalance.map(([step]) => step), y: found.imbalance.map(([, value]) => value), line: { color: colour("c0"), width: 1.5 }, hovertemplate: "%{y:.3g}<extra>step %{x}</extra>" }],
-      { xaxis: { title: { text: "steps" } }, yaxis: { title: { text: "load over the mean" } } }, { high: 220 });
+  if (!found.rows.length) page.append(note(`No network data: run paddock look ${run}`));
+  if (found.expert_imbalance.length) {
+    const imbalance = h("div");
+    page.append(section("Expert imbalance", note("Max load / mean load in the worst layer of each step; 1: balanced."), imbalance));
+    await draw(imbalance, [{ type: "scatter", mode: "lines", x: found.expert_imbalance.map(([step]) => step), y: found.expert_imbalance.map(([, value]) => value), line: { color: colour("c0"), width: 1.5 }, hovertemplate: "%{y:.3g}<extra>step %{x}</extra>" }],
+      { xaxis: { title: { text: "steps" } }, yaxis: { title: { text: "max load / mean load" } } }, { high: 220 });
   }
   if (!found.rows.length) return;
   const row = found.rows.find((one) => String(one.step) === query.step) ?? found.rows.at(-1);
@@ -23,18 +23,18 @@ export async function show(page, query) {
   page.append(h("div", { class: "choices" },
     select("after step", found.rows.map((one) => [one.step, short(one.step)]), row.step, (step) => go({ step })),
     layers.length ? select("layer", layers.map((one) => [one.layer, String(one.layer)]), layer.layer, (value) => go({ layer: value })) : null));
-  if (layer) await picks(page, row, layer);
-  else page.append(section("Indexer", note("This network has no indexer, or the row is so short that every key is kept.")));
-  await load(page, row);
-  if (row.acceptance?.length) {
+  if (layer) await topk(page, row, layer);
+  else page.append(section("Indexer", note("This model has no indexer, or the text is so short that every key is selected.")));
+  await expertLoad(page, row);
+  if (row.acceptance_rate?.length) {
     const drafts = h("div");
-    page.append(section("Drafts of the MTP layer", note("How often a draft at each depth is what the network itself says, of those whose nearer ones were right; greedy."), drafts));
-    await draw(drafts, [{ type: "bar", x: row.acceptance.map((_, i) => String(i + 1)), y: row.acceptance, width: row.acceptance.map(() => 0.5), marker: { color: colour("c2") }, hovertemplate: "%{y:.3f}<extra></extra>" }],
-      { xaxis: { title: { text: "depth" }, type: "category" }, yaxis: { title: { text: "right" }, range: [0, 1.05] } }, { high: 220 });
+    page.append(section("MTP acceptance rate by depth", note("Greedy decoding; each depth is conditional on acceptance at all smaller depths."), drafts));
+    await draw(drafts, [{ type: "bar", x: row.acceptance_rate.map((_, i) => String(i + 1)), y: row.acceptance_rate, width: row.acceptance_rate.map(() => 0.5), marker: { color: colour("c2") }, hovertemplate: "%{y:.3f}<extra></extra>" }],
+      { xaxis: { title: { text: "depth" }, type: "category" }, yaxis: { title: { text: "acceptance rate" }, range: [0, 1.05] } }, { high: 220 });
   }
 }
 
-// Bits of the rows of queries, one after another, as base64.
+// One bit per query and key, row by row, as base64.
 function matrix(packed, queries, keys) {
   const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
   return Array.from({ length: queries }, (_, q) => Array.from({ length: keys }, (_, k) => {
@@ -43,22 +43,22 @@ function matrix(packed, queries, keys) {
   }));
 }
 
-async function picks(page, row, layer) {
-  const words = row.pieces, keys = words.length, queries = layer.queries;
-  const kept = matrix(layer.picks, queries.length, keys);
-  // 0: not there yet, 1: seen by the indexer and left, 2: kept
-  const z = kept.map((line, q) => line.map((bit, k) => (k > queries[q] ? null : bit ? 2 : 1)));
-  const often = Array.from({ length: keys }, (_, k) => kept.reduce((sum, line, q) => sum + (k <= queries[q] ? line[k] : 0), 0) / Math.max(1, queries.filter((q) => q >= k).length));
+async function topk(page, row, layer) {
+  const tokens = row.tokens, keys = tokens.length, queries = layer.queries;
+  const selected = matrix(layer.selected, queries.length, keys);
+  // null: after the query, 1: not selected, 2: selected
+  const z = selected.map((line, q) => line.map((bit, k) => (k > queries[q] ? null : bit ? 2 : 1)));
+  const often = Array.from({ length: keys }, (_, k) => selected.reduce((sum, line, q) => sum + (k <= queries[q] ? line[k] : 0), 0) / Math.max(1, queries.filter((q) => q >= k).length));
   const place = h("div"), text = h("div", { class: "tokens picked" }), which = h("p", { class: "lead" });
-  page.append(section(`Which tokens the indexer picked, layer ${layer.layer}`,
-    note(`Each row is a query, each column a key before it; ${layer.topk} keys at most are kept. Earlier queries see all and are left out. A click on a row marks its keys in the text below.`), place, which, text));
-  const name = (i) => JSON.stringify(words[i]);
-  const spans = words.map((piece, i) => h("span", { title: `${i}` }, piece === "" ? "·" : piece.replaceAll("\n", "↵\n")));
+  page.append(section(`Selected (top-k) tokens, layer ${layer.layer}`,
+    note(`Rows: queries. Columns: keys. At most ${layer.topk} keys are selected; earlier queries, which attend to all keys, are not shown. Click a row to mark its keys in the text below.`), place, which, text));
+  const name = (i) => JSON.stringify(tokens[i]);
+  const spans = tokens.map((piece, i) => h("span", { title: `${i}` }, piece === "" ? "·" : piece.replaceAll("\n", "↵\n")));
   text.append(...spans);
   function mark(q) {
-    which.textContent = q === null ? "All queries: the stronger, the more often kept." : `Query ${queries[q]} ${name(queries[q])} keeps ${kept[q].reduce((a, b) => a + b, 0)} keys.`;
+    which.textContent = q === null ? "All queries; stronger colour: selected more often." : `Query ${queries[q]} ${name(queries[q])}: ${selected[q].reduce((a, b) => a + b, 0)} keys selected.`;
     spans.forEach((one, k) => {
-      const share = q === null ? often[k] : kept[q][k];
+      const share = q === null ? often[k] : selected[q][k];
       one.style.setProperty("background", `color-mix(in oklab, var(--c0) ${Math.round(60 * share)}%, transparent)`);
       one.classList.toggle("query", q !== null && queries[q] === k);
       one.classList.toggle("later", q !== null && k > queries[q]);
@@ -67,7 +67,7 @@ async function picks(page, row, layer) {
   mark(null);
   await draw(place, [{
     type: "heatmap", z, zmin: 0, zmax: 2, showscale: false, colorscale: [[0, colour("sheet")], [0.5, colour("sheet")], [1, colour("heat")]], xgap: keys < 200 ? 1 : 0, ygap: queries.length < 120 ? 1 : 0,
-    text: z.map((line, q) => line.map((value, k) => (value === null ? "" : plain(`query ${queries[q]} ${name(queries[q])}, key ${k} ${name(k)}`) + (value === 2 ? ": kept" : ": left")))), hovertemplate: "%{text}<extra></extra>", hoverongaps: false,
+    text: z.map((line, q) => line.map((value, k) => (value === null ? "" : plain(`query ${queries[q]} ${name(queries[q])}, key ${k} ${name(k)}`) + (value === 2 ? ": selected" : ": not selected")))), hovertemplate: "%{text}<extra></extra>", hoverongaps: false,
   }], {
     xaxis: { title: { text: "key" }, showgrid: false, constrain: "domain" },
     yaxis: { title: { text: "query" }, autorange: "reversed", showgrid: false, tickvals: ticks(queries.length), ticktext: ticks(queries.length).map((i) => String(queries[i])) },
@@ -76,16 +76,16 @@ async function picks(page, row, layer) {
 
 const ticks = (count) => Array.from({ length: Math.min(count, 8) }, (_, i) => Math.floor((i * (count - 1)) / Math.max(1, Math.min(count, 8) - 1)));
 
-async function load(page, row) {
+async function expertLoad(page, row) {
   const layers = row.experts ?? [];
-  if (!layers.length) { page.append(section("Expert load", note("This network has no experts."))); return; }
-  const shares = layers.map(({ load }) => { const mean = load.reduce((a, b) => a + b, 0) / load.length || 1; return load.map((one) => one / mean); });
+  if (!layers.length) { page.append(section("Expert load", note("This model has no experts."))); return; }
+  const shares = layers.map(({ expert_load: load }) => { const mean = load.reduce((a, b) => a + b, 0) / load.length || 1; return load.map((one) => one / mean); });
   const busiest = shares.map((line) => Math.max(...line)), idle = shares.reduce((sum, line) => sum + line.filter((v) => v === 0).length, 0);
   const place = h("div");
-  page.append(section("Expert load", note("Of the tokens of that row: how many each expert received, over the mean of its layer; 1 is even."),
-    tiles([["layers with experts", String(layers.length)], ["busiest", `${short(Math.max(...busiest), 3)} x`, "the mean of its layer"], ["unused", String(idle), `of ${shares.length * shares[0].length} experts`]]), place));
+  page.append(section("Expert load", note("Expert load: tokens / layer mean, for the text above."),
+    tiles([["MoE layers", String(layers.length)], ["max load", `${short(Math.max(...busiest), 3)} x`, "layer mean"], ["unused", String(idle), `of ${shares.length * shares[0].length} experts`]]), place));
   await draw(place, [{
     type: "heatmap", z: shares, y: layers.map((one) => `layer ${one.layer}`), x: shares[0].map((_, i) => i), colorscale: heat(), zmin: 0, zmax: Math.max(2, ...busiest), xgap: 1, ygap: 1,
-    customdata: layers.map((one) => one.load), hovertemplate: "%{y}, expert %{x}<br>%{customdata} tokens, %{z:.2f} x the mean<extra></extra>", colorbar: { thickness: 10, outlinewidth: 0 },
+    customdata: layers.map((one) => one.expert_load), hovertemplate: "%{y}, expert %{x}<br>%{customdata} tokens, %{z:.2f} x layer mean<extra></extra>", colorbar: { thickness: 10, outlinewidth: 0 },
   }], { xaxis: { title: { text: "expert" }, showgrid: false, dtick: shares[0].length <= 32 ? 1 : null }, yaxis: { showgrid: false } }, { high: 90 + 34 * layers.length });
 }

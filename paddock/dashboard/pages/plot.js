@@ -1,4 +1,4 @@
-// Pictures by Plotly, in the colours of the page, by day and by night.
+// Plotly charts in the colours of the page, light and dark.
 
 let loading = null;
 function plotly() {
@@ -6,7 +6,7 @@ function plotly() {
     const script = document.createElement("script");
     script.src = "/plotly.js";
     script.onload = () => done(window.Plotly);
-    script.onerror = () => fail(new Error("plotly's script could not be loaded"));
+    script.onerror = () => fail(new Error("/plotly.js could not be loaded"));
     document.head.append(script);
   });
   return loading;
@@ -17,10 +17,10 @@ export const series = (number) => ({
   color: colour(`c${number % 4}`),
   dash: ["solid", "dash", "dot"][Math.floor(number / 4) % 3],
 });
-// From paper to full colour.
+// From background to full colour.
 export const heat = () => [[0, colour("sheet")], [1, colour("heat")]];
 
-// Plotly reads a little markup in names and labels; a run's words are words.
+// Plotly interprets some markup in names and labels; text of a run is escaped.
 export const plain = (text) =>
   String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("\n", " ");
 
