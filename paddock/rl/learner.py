@@ -69,7 +69,7 @@ def open_learner(settings: RLSettings, non_finite_path: Path) -> "Learner":
     """
     assert settings.init.checkpoint is not None
     network = load_pretrained(latest_model(Path(settings.init.checkpoint)))
-    frozen = {"mtp", "indexer"} if settings.freeze_indexer else {"mtp"}
+    frozen = {"mtp", "mtp_indexer"} | ({"indexer"} if settings.freeze_indexer else set())
     for _, parameter, role in network.parameter_roles():
         parameter.requires_grad_(role.part not in frozen)
     network.to(init_device(_compute_settings(settings))).train()

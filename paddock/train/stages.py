@@ -20,8 +20,8 @@ class StageSpec:
     language: bool  # next-token and MTP losses
     indexer: bool  # indexer loss
     dense: bool  # dense attention, ignoring the indexer
-    train_only: str | None = None  # part of the model that is trained alone (`ParameterRole.part`)
-    frozen: str | None = None  # part of the model that is not trained
+    train_only: frozenset[str] | None = None  # parts of the model (`ParameterRole.part`); None: all
+    frozen: frozenset[str] = frozenset()  # parts of the model that are not trained
 
     @property
     def aux_request(self) -> AuxRequest:
@@ -31,15 +31,16 @@ class StageSpec:
     def freeze(self, network: Transformer) -> None:
         """Set `requires_grad` of every parameter as the stage trains it."""
         for _, parameter, role in network.parameter_roles():
-            selected = self.train_only is None or role.part == self.train_only
-            parameter.requires_grad_(selected and (self.frozen is None or role.part != self.frozen))
+            selected = self.train_only is None or role.part in self.train_only
+            parameter.requires_grad_(selected and role.part not in self.frozen)
 
 
+INDEXERS = frozenset({"indexer", "mtp_indexer"})
 _LANGUAGE = StageSpec(language=True, indexer=False, dense=True)
 STAGES: dict[str, StageSpec] = {
     "pretrain": _LANGUAGE,
     "midtrain": _LANGUAGE,
-    "warmup": StageSpec(language=False, indexer=True, dense=True, train_only="indexer"),
+    "warmup": StageSpec(language=False, indexer=True, dense=True, train_only=INDEXERS),
     "sparse": StageSpec(language=True, indexer=True, dense=False),
     "sft": StageSpec(language=True, indexer=True, dense=False),
 }
@@ -48,4 +49,4 @@ STAGES: dict[str, StageSpec] = {
 def stage_spec(settings: TrainSettings) -> StageSpec:
     """The stage of these settings, with a frozen indexer if they ask for it."""
     stage = STAGES[settings.stage]
-    return replace(stage, indexer=False, frozen="indexer") if settings.freeze_indexer else stage
+    return replace(stage, indexer=False, frozen=INDEXERS) if settings.freeze_indexer else stage

@@ -56,11 +56,10 @@ def test_a_tied_head_is_one_parameter():
 def test_the_indexer_and_the_mtp_layer_are_parts_of_their_own():
     found = roles(born(latent_config()))
     for name, role in found.items():
-        expected = (
-            "mtp" if name.startswith("mtp.") else "indexer" if ".indexer." in name else "main"
-        )
+        mtp, indexer = name.startswith("mtp."), ".indexer." in name
+        expected = "_".join(["mtp"] * mtp + ["indexer"] * indexer) or "main"
         assert role.part == expected, name
-    assert {role.part for role in found.values()} == {"main", "indexer", "mtp"}
+    assert {role.part for role in found.values()} == {"main", "indexer", "mtp", "mtp_indexer"}
 
 
 def test_what_decides_rankings_stays_float32():
