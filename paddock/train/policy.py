@@ -61,7 +61,7 @@ class TokenLossOutput:
 
 
 class TokenLossFn(Protocol):
-    def __call__(self, of: PolicyTokens) -> TokenLossOutput: ...
+    def __call__(self, tokens: PolicyTokens, /) -> TokenLossOutput: ...
 
 
 class PolicyObjective:
