@@ -366,7 +366,7 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
         class Noting(InProcessClient):
             async def generate(self, request):
                 answer = await super().generate(request)
-                served[ask.session, id(self.engine)] += 1
+                served[request.session_id, id(self.engine)] += 1
                 return answer
 
         def replica(name, engine):
