@@ -83,7 +83,7 @@ def test_ratios_of_tasks_that_do_not_exist_are_refused():
         collect.resume(0)
         collect.set_ratios(ratios)
 
-    with pytest.raises(TaskRatioError, match="'quick'; there are fast, middle, slow"):
+    with pytest.raises(TaskRatioError, match="'quick' in ratios; must be one of fast, middle, slow"):
         run(main({"quick": 1.0}))
     with pytest.raises(TaskRatioError, match="at least one ratio must be positive"):
         run(main({"fast": 0.0}))
