@@ -13,7 +13,7 @@ from paddock.rollout.task_schedule import RolloutSpec
 class RolloutFn(Protocol):
     """Runs one rollout of a task, in this process or on a task service."""
 
-    async def __call__(self, spec: RolloutSpec) -> Sequence[Trajectory]:
+    async def __call__(self, spec: RolloutSpec, /) -> Sequence[Trajectory]:
         """The branches of one session, at least one, all with the same outcome.
 
         Errors of environment, engine or grader are a Failure outcome. An exception is a bug and

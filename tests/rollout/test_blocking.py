@@ -44,7 +44,7 @@ def test_whoever_blocks_the_loop_is_named_by_session_and_line():
         with EventLoopWatchdog(tell, blocked_s=0.05):
             every = [RolloutSpec.derive("sums", 7, member, seed=0) for member in range(3)]
             await asyncio.gather(
-                *(run_with_timeout(attempt, each, limit_s=PATIENCE_S) for each in every)
+                *(run_with_timeout(attempt, each, timeout_s=PATIENCE_S) for each in every)
             )
 
     log = logging.getLogger("paddock.rollout")

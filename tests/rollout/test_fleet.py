@@ -365,8 +365,8 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
 
         class Noting(InProcessClient):
             async def generate(self, request):
-                answer = await super().respond(ask)
-                served[ask.session, id(self.engine)] += 1
+                answer = await super().generate(request)
+                served[request.session_id, id(self.engine)] += 1
                 return answer
 
         def replica(name, engine):

@@ -100,7 +100,7 @@ def test_waiting_is_always_enough(n):
         for task in tasks_to_issue(groups, moment, pace, ahead=pace.pipeline_depth + 1):
             groups.append(alive(ordinal, task=task, since=version, finished=False))
             ordinal += 1
-        assert groups_allowed(groups, moment, pace, begun=True) >= 0
+        assert groups_allowed(groups, moment, pace, started_only=True) >= 0
         while isinstance(found := compose_batch(groups, moment, pace), BatchIncomplete):
             assert not found.missing  # everything it could wish for is under way
             done = rng.choice([g for g in groups if not g.finished])  # anyone may finish next
