@@ -183,10 +183,10 @@ def make_needle_example(
     pairs = _pairs(rng, needle, template.values)
     needles = [template.needle.format(key=name, value=value) for name, value in pairs]
     needles *= needle.repeats
-    asked = pairs[: needle.num_keys * needle.num_values]
-    names = dict.fromkeys(name for name, _ in asked)
+    targets = pairs[: needle.num_keys * needle.num_values]
+    names = dict.fromkeys(name for name, _ in targets)
     question = template.question.format(keys=" , ".join(names))
-    answers = tuple(value for _, value in asked)
+    answers = tuple(value for _, value in targets)
     left = haystack.tokens_left(tokens, *needles, question, *answers, separator=template.separator)
     parts = haystack.take_fitting(haystack.chunks(rng), left, separator=template.separator)
     for i, sentence in enumerate(needles):

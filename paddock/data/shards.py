@@ -37,7 +37,10 @@ class Shard(_Entry):
     name: str  # file name without suffix
     documents: Count
     tokens: Count
-    has_loss_mask: bool = Field(False, alias="lessons")  # with .trn and .wgt
+    # Whether there are .trn and .wgt files.
+    has_loss_mask: bool = Field(
+        default=False, validation_alias="lessons", serialization_alias="lessons"
+    )
 
 
 class SourceManifest(_Entry):
@@ -45,7 +48,8 @@ class SourceManifest(_Entry):
 
     documents: Count
     bytes: Count  # UTF-8 size of the documents
-    drop_counts: dict[str, Count] = Field(alias="drops")  # dropped documents, by reason
+    # Dropped documents, by reason.
+    drop_counts: dict[str, Count] = Field(validation_alias="drops", serialization_alias="drops")
     splits: dict[Split, tuple[Shard, ...]]
 
 

@@ -77,8 +77,8 @@ def _rows(dialogue: Dialogue, renderer: Renderer) -> Iterator[RenderedTokens]:
             for k, message in enumerate(messages):
                 if message.role == "assistant":
                     mode = replace(thinking, enable_thinking=message.reasoning is not None)
-                    asked = messages[: k + 1]
-                    yield renderer.render_last_reply(asked, tools=dialogue.tools, thinking=mode)
+                    prefix = messages[: k + 1]
+                    yield renderer.render_last_reply(prefix, tools=dialogue.tools, thinking=mode)
 
 
 def _turn(

@@ -159,8 +159,8 @@ async def run_rollout(
     """Run one rollout from reset to verdict within the task's budget.
 
     The environment is always closed, also on cancellation, with a timeout of `close_s`. The reply
-    of the last turn is still scored. `trouble` returns why the policy cannot be served at the moment,
-    or "": a timeout meanwhile is an infrastructure failure, not the policy's.
+    of the last turn is still scored. `trouble` returns why the policy cannot be served at the
+    moment, or "": a timeout meanwhile is an infrastructure failure, not the policy's.
     """
     rollout = _Rollout(env, policy, trouble)
     started = clock()

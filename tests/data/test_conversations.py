@@ -122,7 +122,7 @@ def test_held_out_demonstrations_are_of_test_tasks_alone():
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"env": "moon"}, "no world is called 'moon'"),
+        ({"env": "moon"}, "environment 'moon' not found"),
         (
             {"styles": {"loud": 1.0}},
             "nano-chain has no style 'loud'; it must be one of worked, terse",

@@ -36,7 +36,7 @@ def test_what_is_no_text_is_skipped_and_counted(tmp_path):
 
 
 def test_a_folder_that_is_not_there_or_has_nothing_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="source 'f': folder .* not found"):
+    with pytest.raises(DataError, match=r"source 'f': folder .* not found"):
         read(FolderSource(name="f", path=str(tmp_path / "nowhere")))
     with pytest.raises(DataError, match=r"source 'f': no file in .* matches \*\*/\*\.txt"):
         read(FolderSource(name="f", path=str(tmp_path)))

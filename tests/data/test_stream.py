@@ -122,7 +122,7 @@ def test_a_position_taken_on_four_ranks_serves_two(documents):
 def test_batches_may_grow(documents):
     growing = stream(documents, "truncate")
     assert [len(growing.next_batch(tokens=64 * n).token_T) for n in (1, 2, 8)] == [64, 128, 512]
-    with pytest.raises(DataError, match="batch_tokens: 100 must be a multiple of seq_len .64"):
+    with pytest.raises(DataError, match=r"batch_tokens: 100 must be a multiple of seq_len .64"):
         growing.next_batch(tokens=100)
 
 
