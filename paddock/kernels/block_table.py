@@ -12,11 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class BlockTable:
-    """Key m of sequence b is row page_BP[b, m // size] * size + m % size.
+    """Key m of sequence b is slot page_BP[b, m // page_size] * page_size + m % page_size.
 
     Entries behind a sequence's last key may name any valid page; they are not read.
 
-    >>> BlockTable(torch.tensor([[2, 0]]), size=3).slot_BM
+    >>> BlockTable(torch.tensor([[2, 0]]), page_size=3).slot_BM
     tensor([[6, 7, 8, 0, 1, 2]])
     """
 

@@ -13,7 +13,7 @@ class Span:
     """Queries [query, query + queries) see keys [key, key + keys): the last query all of them,
     the one before it all but the last, and so on.
 
-    >>> Span(query=0, queries=2, key=10, keys=5).history
+    >>> Span(query=0, queries=2, key=10, keys=5).past
     3
     """
 

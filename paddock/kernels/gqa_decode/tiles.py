@@ -93,7 +93,7 @@ def parts_for(keys: Sequence[int], groups: int) -> int:
 def cut(span: Span, out: int, queries: int) -> Iterator[QueryTile]:
     """
     >>> [*cut(Span(query=7, queries=3, key=90, keys=10), out=2, queries=2)]
-    [Tile(query=7, out=2, key=90, queries=2, seen=8), Tile(query=9, out=4, key=90, queries=1, seen=10)]
+    [QueryTile(query=7, out=2, key=90, queries=2, seen=8), QueryTile(query=9, out=4, key=90, queries=1, seen=10)]
     """  # noqa: E501
     for start in range(0, span.queries, queries):
         count = min(queries, span.queries - start)
