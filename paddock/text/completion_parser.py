@@ -2,8 +2,7 @@
 
 Special tokens are recognised by id, never by text, so a completion may quote them.
 
-- The completion starts in the state that the prompt ends in: inside <think>, after </think>, or
-  inside a call.
+- The prompt decides the initial state: inside <think>, after </think>, or inside a call.
 - <tool_call> ends reasoning. </think> in content and <think> in reasoning are ignored.
 - A call is <tool_call>NAME(<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>)*</tool_call>. Only
   </arg_value> ends a value, which is typed by the tool's schema (`coerce_argument`). A call may
@@ -12,7 +11,7 @@ Special tokens are recognised by id, never by text, so a completion may quote th
   and a note gives the reason.
 - If the model stops inside reasoning, the open reasoning is content; if it is truncated, it is not.
 
-Any sequence of ids is accepted. Ids outside the vocabulary are ignored.
+Any sequence of ids is accepted; ids outside the vocabulary are ignored.
 """
 
 import json

@@ -40,7 +40,9 @@ def test_knobs_over_defaults():
     assert found.stop == ("x",) and found.logit_bias == (LogitBias(5, -3.0),)
     assert found.seed == 2**63 - 1 and found.max_new_tokens == 9
     assert (
-        parse_sampling_params(parse_body(SamplingFields, {}), max_new_tokens=None, defaults=DEFAULTS).top_k
+        parse_sampling_params(
+            parse_body(SamplingFields, {}), max_new_tokens=None, defaults=DEFAULTS
+        ).top_k
         == 40
     )
 

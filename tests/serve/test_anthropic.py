@@ -97,7 +97,9 @@ def test_the_tool_runner_keeps_its_conversation(client, stream):
 
 
 def test_a_thread_is_refused_in_words_its_client_knows(client):
-    with pytest.raises(anthropic.BadRequestError, match="thread: this server keeps none") as found:
+    with pytest.raises(
+        anthropic.BadRequestError, match="thread: this server stores no threads"
+    ) as found:
         client.messages.create(
             **GREEDY | {"extra_body": {"thread": {"type": "create"}}}, messages=HELLO
         )

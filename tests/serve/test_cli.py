@@ -64,7 +64,7 @@ def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
         (["--memory", "lots"], r"'lots' is not a size"),
         (["--memory", "1MB", "--pages", "9"], r"--memory and --pages"),
         (["--port", "99999"], r"cannot listen on 127\.0\.0\.1:99999"),
-        (["--api-key", ""], r"the api key is empty"),
+        (["--api-key", ""], r"the api key must not be empty"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_numbers(folder, arguments, message):
@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_chat_is_refused(folder, tmp_path, verb):
         return done.output
 
     assert "no such folder" in said(str(tmp_path / "nowhere"))
-    assert "there is no tokenizer" in said(without(folder, tmp_path / "a", "tokenizer*"))
+    assert "tokenizer not found" in said(without(folder, tmp_path / "a", "tokenizer*"))
     bare = Path(without(folder, tmp_path / "b", "chat_template*"))
     rules = (bare / "tokenizer.json").read_text()
     (bare / "tokenizer.json").write_text(rules.replace("<|assistant|>", "<|nobody|>"))

@@ -247,7 +247,7 @@ def test_a_stream_that_breaks_says_so_in_band(folder, path):
         engine.run_between_steps(
             lambda network: network.head.register_forward_pre_hook(breaks)
         ).result()
-        found = live.post(path, BREAKING[path] | {"dataloader": True, "temperature": 0})
+        found = live.post(path, BREAKING[path] | {"stream": True, "temperature": 0})
     assert found.status_code == 200
     lines = [line for line in found.text.splitlines() if line]
     assert "the network fell over" in found.text

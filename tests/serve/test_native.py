@@ -109,7 +109,7 @@ ASK = {
 
 def test_a_stream_is_cumulative(live):
     whole = generate(live, **ASK)
-    said = events(live.post("/generate", ASK | {"dataloader": True}))
+    said = events(live.post("/generate", ASK | {"stream": True}))
     assert [len(e["output_ids"]) for e in said] == [1, 2, 3, 4, 5, 6]
     assert all(e["meta_info"]["finish_reason"] is None for e in said[:-1])
     assert said[-1]["output_ids"] == whole["output_ids"] and said[-1]["text"] == whole["text"]
@@ -121,7 +121,7 @@ def test_a_stream_is_cumulative(live):
 def test_a_stream_can_be_incremental(folder):
     with serving(folder, incremental_streaming_output=True) as live:
         whole = generate(live, **ASK)
-        said = events(live.post("/generate", ASK | {"dataloader": True}))
+        said = events(live.post("/generate", ASK | {"stream": True}))
     assert [i for e in said for i in e["output_ids"]] == whole["output_ids"]
     assert "".join(e["text"] for e in said) == whole["text"]
     scores = [x for e in said for x in e["meta_info"]["output_token_logprobs"]]
@@ -138,7 +138,7 @@ def test_stop_texts_are_trimmed_unless_not_wanted(live):
     assert kept["text"].startswith("one two three four f")
     assert kept["output_ids"] == done["output_ids"]
     said = events(
-        live.post("/generate", {"input_ids": ids, "sampling_params": params, "dataloader": True})
+        live.post("/generate", {"input_ids": ids, "sampling_params": params, "stream": True})
     )
     texts = [e["text"] for e in said]
     assert texts[-1] == done["text"]
@@ -228,7 +228,7 @@ def test_vllms_words_for_it(live):
     assert done["prompt_logprobs"][0] is None
     found = [next(iter(e.values()))["logprob"] for e in done["prompt_logprobs"][1:]]
     assert found == pytest.approx(logprobs(live, IDS), abs=1e-5)
-    said = events(live.post("/inference/v1/generate", ask | {"dataloader": True}))
+    said = events(live.post("/inference/v1/generate", ask | {"stream": True}))
     assert [i for e in said for i in e["choices"][0]["token_ids"]] == choice["token_ids"]
 
 

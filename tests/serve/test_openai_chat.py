@@ -311,7 +311,7 @@ def test_what_cannot_be_is_a_bad_request(client, live, wrong):
     error = found.json()["error"]
     assert error["type"] == "invalid_request_error" and error["message"]
     assert set(error) == {"message", "type", "param", "code"}
-    streamed = live.post("/v1/chat/completions", body | {"dataloader": True})
+    streamed = live.post("/v1/chat/completions", body | {"stream": True})
     assert streamed.status_code == 400 and streamed.json() == found.json()
 
 

@@ -217,9 +217,9 @@ def test_a_server_that_keeps_no_responses_says_so(folder):
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
         done = client.responses.create(model="m", input="Say hello.", temperature=0)
         assert not done.store
-        with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+        with pytest.raises(openai.BadRequestError, match="stores no responses"):
             client.responses.create(model="m", input="x", previous_response_id=done.id)
-        with pytest.raises(openai.NotFoundError, match="keeps no responses"):
+        with pytest.raises(openai.NotFoundError, match="stores no responses"):
             client.responses.retrieve(done.id)
 
 

@@ -98,13 +98,13 @@ def test_a_tool_call_is_shown_and_its_result_answered(page):
 
 def test_a_reply_can_be_stopped_and_the_chat_started_over(page, live, monkeypatch):
     runner = live.engines[0]._loop.runner
-    run = runner.run
+    run = runner.execute_step
 
     def slowly(*step):
         time.sleep(0.03)  # or the reply may be over before a busy browser has clicked
         return run(*step)
 
-    monkeypatch.setattr(runner, "run", slowly)
+    monkeypatch.setattr(runner, "execute_step", slowly)
     page.fill("#temperature", "2")
     page.evaluate(
         """() => { const make = request; request = () => ({...make(), ignore_eos: true}); }"""

@@ -72,7 +72,7 @@ class Client:
         return await self.post(path, {"messages": HELLO, "max_tokens": 10})
 
     async def leaves_stream(self):
-        body = {"messages": COUNT, "dataloader": True, "ignore_eos": True, "max_tokens": 200}
+        body = {"messages": COUNT, "stream": True, "ignore_eos": True, "max_tokens": 200}
         async with self.http.stream("POST", "/v1/chat/completions", json=body) as stream:
             async for _ in stream.aiter_lines():
                 if self.chance.random() < 0.3:

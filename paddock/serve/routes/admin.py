@@ -279,7 +279,7 @@ class AdminRoutes:
 
     def _weights(self) -> tuple[WeightUpdater, ...]:
         if not self.weights:
-            raise ApiError("this server was started without weight updates")
+            raise ApiError("this server was started without a way to update its weights")
         return self.weights
 
     def _version(self, timeout: str | None) -> int:
