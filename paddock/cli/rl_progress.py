@@ -73,7 +73,7 @@ def _cells(metrics: "UpdateMetrics") -> dict[str, str]:
     cells["trainer idle"] = f"{metrics.trainer_idle:.0%}"
     cells["engine idle"] = "" if metrics.engine_idle is None else f"{metrics.engine_idle:.0%}"
     cells["tok/s"] = f"{trained.tokens / max(metrics.seconds, 1e-9):,.0f}"
-    cells["logprob diff"] = f"{trained.mean('gap'):.1e}"
+    cells["logprob diff"] = f"{trained.mean('logprob_diff'):.1e}"
     cells["masked"] = f"{trained.mean('masked'):.1%}"
     cells["entropy"] = f"{trained.mean('entropy'):.3f}"
     cells["zero-variance"] = f"{rollouts.num_zero_variance}/{rollouts.num_groups}"

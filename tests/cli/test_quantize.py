@@ -163,14 +163,8 @@ def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
 def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
     """A checkpoint that does not say what it was trained on is given a run's text and a file's."""
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
-    calibration_stages = [
-        "--calibration-data",
-        run,
-        "--calibration-data",
-        tmp_path / "book.txt",
-        "--calibration-data",
-        tmp_path / "book.txt",
-    ]
+    book = tmp_path / "book.txt"
+    texts = [word for text in (run, book, book) for word in ("--calibration-data", text)]
     few = [
         "--calibration-tokens",
         "200",
@@ -234,7 +228,7 @@ def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
 
 def test_a_run_of_another_kind_is_one_line(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "rl")
-    recipe = 'stage = "reasoning"\nsteps = 1\n[rollout]\ngroups_per_batch = 1\n[init]\ncheckpoint = "x"\n'
+    recipe = 'stage = "reasoning"\nsteps = 1\n[rollout]\ngroups_per_batch = 1\n'
     (other / "recipe.toml").write_text(recipe)
     found = quantize(other, tmp_path / "out")
     (line,) = found.output.splitlines()
