@@ -5,6 +5,8 @@
 Trains a tiny model in the folder OUT first; pass any checkpoint or run folder to `evaluate`.
 """
 
+# ruff: noqa: T201
+
 import sys
 from pathlib import Path
 

@@ -6,6 +6,8 @@ Trains a tiny model in the folder OUT first. The quantized folder is served by `
 read by `paddock.checkpoint.load_pretrained`.
 """
 
+# ruff: noqa: T201
+
 import sys
 from pathlib import Path
 

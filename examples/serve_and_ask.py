@@ -6,6 +6,8 @@ Trains a tiny model in the folder OUT first. `launch.open_server` runs the serve
 `launch.serve` (or `paddock serve`) blocks until it is interrupted.
 """
 
+# ruff: noqa: T201
+
 import sys
 from pathlib import Path
 

@@ -6,6 +6,8 @@ OUT is the run folder (default: runs/examples/tiny). Run it again to resume; rai
 override to train for longer.
 """
 
+# ruff: noqa: T201
+
 import sys
 from pathlib import Path
 
