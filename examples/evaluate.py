@@ -15,7 +15,7 @@ from paddock import launch
 
 def main(out: str = "runs/examples/evaluate") -> None:
     model = launch.train(Path(__file__).with_name("tiny.toml"), out=out)
-    results = launch.evaluate(model, ["nano-chain"], num_tasks=8, rollouts_per_task=2)
+    results = launch.evaluate(model, ["nano-chain"], num_tasks=4, rollouts_per_task=2)
     for env, result in results.items():
         found = result.metrics
         print(f"{env}: reward {found.mean_reward:.3f} ± {found.stderr:.3f} SE")

@@ -3,7 +3,7 @@
     python examples/rl_own_environment.py [OUT]
 
 A settings class makes a taskset, a taskset makes an `Env` per rollout; a recipe names it as
-"module:Settings". The reward here: how short the reply is.
+"module:Settings". The shorter the reply, the higher the reward.
 """
 
 # ruff: noqa: T201, ARG002
@@ -16,12 +16,13 @@ from paddock.envs.chat_env import ChatEnv
 from paddock.envs.registry import EnvSettings
 from paddock.records import Budget, Message, Task, Verdict
 
+LIMITS = Budget(turns=1, seconds=60, output_bytes=1000)
 RECIPE = """
 stage = "reasoning"
 steps = 2
 rollout.groups_per_batch = 2
-init = {{ checkpoint = "{model}" }}
-sampling = {{ max_new_tokens = 12 }}
+init.checkpoint = "{model}"
+sampling.max_new_tokens = 12
 tasks.short = {{ env = "rl_own_environment:BrevitySettings", group_size = 4 }}
 """
 
@@ -34,28 +35,25 @@ class BrevitySettings(EnvSettings):
 class BrevityTaskset:
     name = "brevity"
 
-    def size(self, split: str) -> int | None:
-        return None  # unlimited
+    def size(self, split: str) -> None: ...  # unlimited
 
     def task(self, index: int, split: str = "train") -> Task:
-        ask = Message(role="user", content=f"Take {index % 10} . Last digit ?")
-        name, limits = f"brevity/{split}/{index}", Budget(turns=1, seconds=60, output_bytes=1000)
-        return Task(id=name, env=self.name, messages=(ask,), budget=limits)
+        messages = (Message(role="user", content=f"Take {index % 10} . Last digit ?"),)
+        name = f"brevity/{split}/{index}"
+        return Task(id=name, env=self.name, messages=messages, budget=LIMITS)
 
     def make_env(self, task: Task) -> ChatEnv:
         return ChatEnv(task, score)
 
 
 async def score(messages: tuple[Message, ...]) -> Verdict:
-    """Reward between 0 and 1; the last message is the model's."""
     return Verdict(reward=1 / (1 + len(messages[-1].content.split())))
 
 
 def main(out: str = "runs/examples/rl") -> None:
     model = launch.train(Path(__file__).with_name("tiny.toml"), out=f"{out}/model")
-    recipe = Path(out) / "rl.toml"
-    recipe.write_text(RECIPE.format(model=model))
-    print(f"run folder: {launch.rl(recipe, out=f'{out}/rl')}")  # metrics.jsonl, ledger.sqlite, ...
+    (recipe := Path(out) / "rl.toml").write_text(RECIPE.format(model=model))
+    print(f"run folder: {launch.rl(recipe, out=f'{out}/rl')}")
 
 
 if __name__ == "__main__":
