@@ -6,7 +6,7 @@ A settings class makes a taskset, a taskset makes an `Env` per rollout; a recipe
 "module:Settings". The shorter the reply, the higher the reward.
 """
 
-# ruff: noqa: T201, ARG002
+# ruff: noqa: T201
 
 import sys
 from pathlib import Path

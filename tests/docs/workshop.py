@@ -48,12 +48,15 @@ SMALL_PLANS = ("nano", "small")
 # Added to a command of these verbs; the last of two options counts.
 FEWER = {
     "eval": ["--num-tasks", "2", "--rollouts-per-task", "1"],
-    "sample": ["--n", "1", "--count", "2"],
+    "sample": ["--n", "1", "--num-tasks", "2"],
     "quantize": [
-        *("--tokens", "512", "--measure", "256", "--needles", "2"),
+        *("--calibration-tokens", "512", "--eval-tokens", "256", "--needles", "2"),
         *("--max-seq-length", "64", "--num-tasks", "2"),
     ],
-    "bench serve": ["--max-concurrency", "1", "--input-len", "8", "--output-len", "2", "--num-prompts", "1"],
+    "bench serve": [
+        *("--max-concurrency", "1", "--num-prompts", "1"),
+        *("--input-len", "8", "--output-len", "2"),
+    ],
     "bench train": ["--steps", "1"],
     "bench kernels": ["--repeats", "1"],
 }

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.launch.inspect_network import MIN_TOKENS, inspect_network
 from paddock.cli.rl import run_rl
 from paddock.engine import EngineStats
 from paddock.engine.stats import CumulativeStats
 from paddock.journal import LedgerView, follow
 from paddock.launch.engine_stats import ROWS, EngineStatLogger
+from paddock.launch.inspect_network import MIN_TOKENS, inspect_network
 from paddock.launch.rollouts import LEDGER_FILE, with_timing_row
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.records import Failure, Trajectory, Verdict
