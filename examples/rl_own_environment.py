@@ -7,7 +7,6 @@ A settings class makes a taskset, a taskset makes an `Env` per rollout; a recipe
 """
 
 # ruff: noqa: T201
-
 import sys
 from pathlib import Path
 
