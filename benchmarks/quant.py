@@ -25,8 +25,8 @@ from benchmarks.quant_story import FULL, LENGTH, SEEDS, Story, quantized, raised
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
-from paddock.cli.quantize import compare_in_envs
 from paddock.launch.calibration_texts import CalibrationBudget
+from paddock.launch.quantize import compare_in_envs
 from paddock.model import Transformer
 from paddock.quant import RECIPES
 

@@ -15,10 +15,10 @@ from benchmarks.raise_base import settings_of, trained
 from benchmarks.table import Claim
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
-from paddock.cli.quantize import paired_difference, rewards_by_task
 from paddock.data import Tokenizer
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.launch.calibration_texts import CalibrationBudget, open_run
+from paddock.launch.quantize import paired_difference, rewards_by_task
 from paddock.quant import RECIPES
 from paddock.train.evaluate import iter_validation_batches
 from paddock.train.run import open_corpus

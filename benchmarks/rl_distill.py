@@ -42,8 +42,10 @@ teacher = "rules"
 
 def scores(model: Path) -> dict[str, float]:
     """Of chains, 200 tasks; of rules, every held-out question five times."""
-    chain = paddock("eval", str(model), "nano-chain", "--tasks", "200", "--json")
-    rules = paddock("eval", str(model), "nano-rules", "--tasks", "35", "--attempts", "5", "--json")
+    chain = paddock("eval", str(model), "nano-chain", "--num-tasks", "200", "--json")
+    rules = paddock(
+        "eval", str(model), "nano-rules", "--num-tasks", "35", "--rollouts-per-task", "5", "--json"
+    )
     found = {"chain": json.loads(chain)["mean"], "rules": json.loads(rules)["mean"]}
     print(f"{model}: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()), flush=True)
     return found

@@ -82,7 +82,7 @@ def cpu_s() -> float:
 
 def held_out(model: Path) -> float:
     found = paddock(
-        "eval", str(model), "nano-tools", "--tasks", str(TASKS), "--set", KINDS, "--json"
+        "eval", str(model), "nano-tools", "--num-tasks", str(TASKS), "--set", KINDS, "--json"
     )
     return float(json.loads(found)["mean"])
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 import paddock
-from tests.conftest import SECONDS
 from tests.architecture import (
     RESTRICTED,
     TORCH,
@@ -14,6 +13,7 @@ from tests.architecture import (
     present,
     violations,
 )
+from tests.conftest import SECONDS
 
 ROOT = Path(paddock.__file__).parent
 PACKAGES = import_table(paddock.__doc__ or "")

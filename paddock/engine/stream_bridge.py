@@ -78,7 +78,10 @@ class StreamBridge:
         self, request: Request, *, streamed: bool
     ) -> AsyncGenerator[OutputDelta, None]:
         inbox: asyncio.Queue[OutputDelta | Exception] = asyncio.Queue()
-        request_id, finished = self.submit(request, self.deliver_to(inbox), streamed=streamed), False
+        request_id, finished = (
+            self.submit(request, self.deliver_to(inbox), streamed=streamed),
+            False,
+        )
         try:
             while not finished:
                 delta = await inbox.get()

@@ -1,4 +1,4 @@
-"""The text a network is calibrated and measured with when it is quantized."""
+"""Text that quantization is calibrated and evaluated with, from runs and files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from paddock.quant import CalibrationText, TextPurpose
     from paddock.train import TrainingRun
 
-EVERY = 4  # of the texts of a file, one in so many is measured with instead of calibrated
+HELD_OUT_EVERY = 4  # one in so many texts of a file is for evaluation, not for calibration
+MIN_TOKENS = 2  # of a text: one to condition on and one to predict
 PURPOSE_ORDER = ("calibration", "validation", "needles")
-SHORTEST = 2  # tokens: one to read and one to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationBudget:
+    """How much text to use."""
+
     calibrate: int  # tokens
     held_out: int  # tokens
     needles: int
-    length: int  # tokens of a document, at most
+    length: int  # max tokens of a document
 
 
 def is_run(folder: Path) -> bool:
@@ -33,7 +35,7 @@ def is_run(folder: Path) -> bool:
 def load_calibration_texts(
     texts: Sequence[Path], tokenizer: "Tokenizer", amounts: CalibrationBudget
 ) -> "list[CalibrationText]":
-    """Of several runs and files, as much of each; needles of the first that knows any."""
+    """Equal shares of all runs and files; needles from the first that has any."""
     found: list[CalibrationText] = []
     for path in texts:
         asked = sum(1 for passage in found if passage.purpose == "needles")
@@ -51,7 +53,7 @@ def load_calibration_texts(
 def calibration_texts_from_run(
     folder: Path, tokenizer: "Tokenizer", amounts: CalibrationBudget
 ) -> "list[CalibrationText]":
-    """What a stage was trained on, what was held out of it, and needles of the kind it knows."""
+    """A stage's training text, its held-out text, and needles like those it was trained on."""
     from paddock.data import LongContextSource
     from paddock.train import open_corpus
 
@@ -69,17 +71,17 @@ def calibration_texts_from_run(
 
 
 def open_run(folder: Path) -> "TrainingRun":
-    """A run by its folder."""
+    """The training run in a folder. Raises UserError if its recipe has no corpus."""
     from paddock.config import ConfigError, load_recipe, resolve
     from paddock.train import TrainingRun, TrainSettings
 
     try:
         settings = resolve(TrainSettings, load_recipe(folder / "recipe.toml", []))
     except ConfigError as error:
-        why = str(error).splitlines()[0]  # the others are of the same mistake: no such recipe
+        why = str(error).splitlines()[0]  # the other lines have the same cause
         raise UserError(
-            f"{folder}: its recipe does not say what text it was trained on ({why}); name some "
-            "with --text"
+            f"{folder}: its recipe does not name a training corpus ({why}); pass text "
+            "with --calibration-data"
         ) from None
     return TrainingRun(folder=folder, corpora_dir=folder.parent / "corpora", settings=settings)
 
@@ -87,7 +89,7 @@ def open_run(folder: Path) -> "TrainingRun":
 def _from_split(
     documents: "Mapping[str, IndexedDataset]", purpose: "TextPurpose", tokens: int, length: int
 ) -> "list[CalibrationText]":
-    """From all sources in turn, until there is enough."""
+    """Documents of all sources in turn, up to `tokens`."""
     from paddock.quant import CalibrationText
 
     found, seen = [], 0
@@ -96,7 +98,7 @@ def _from_split(
             if number >= len(some) or seen >= tokens:
                 continue
             size = min(some.length(number), length)
-            if size >= SHORTEST:
+            if size >= MIN_TOKENS:
                 ids = tuple(int(token) for token in some.token_ids(number, 0, size))
                 found.append(CalibrationText(ids=ids, purpose=purpose))
                 seen += size
@@ -106,8 +108,7 @@ def _from_split(
 def calibration_texts_from_files(
     path: Path, tokenizer: "Tokenizer", amounts: CalibrationBudget
 ) -> "list[CalibrationText]":
-    """Texts of a file or folder, some to calibrate and some to measure with, and needles hidden in
-    them."""
+    """Texts of a file or folder, for calibration and evaluation, and needles hidden in them."""
     from paddock.data import LongContextSource
     from paddock.quant import CalibrationText
 
@@ -120,14 +121,16 @@ def calibration_texts_from_files(
     for number, ids in enumerate(_pieces(source, reading, tokenizer, amounts.length)):
         if all(tokens <= 0 for tokens in left.values()):
             break
-        purpose: TextPurpose = "validation" if number % EVERY == EVERY - 1 else "calibration"
+        purpose: TextPurpose = (
+            "validation" if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else "calibration"
+        )
         if left[purpose] > 0:
             found.append(CalibrationText(ids=ids, purpose=purpose))
             left[purpose] -= len(ids)
     if amounts.calibrate and not any(one.purpose == "calibration" for one in found):
         why = ", ".join(f"{reason} ({count})" for reason, count in reading.drop_counts.items())
-        left_out = f"; left out: {why}" if why else ""
-        raise UserError(f"{path}: holds no document of {SHORTEST} tokens or more{left_out}")
+        dropped = f"; dropped: {why}" if why else ""
+        raise UserError(f"{path}: contains no document of {MIN_TOKENS} tokens or more{dropped}")
     if amounts.needles:
         hidden = LongContextSource(
             name="needles",
@@ -150,11 +153,11 @@ def _reading(tokenizer: "Tokenizer") -> "SourceContext":
 def _pieces(
     source: "FileSource", reading: "SourceContext", tokenizer: "Tokenizer", length: int
 ) -> "Iterator[tuple[int, ...]]":
-    """Documents as tokens, long ones cut: a book is many texts."""
+    """Token ids of the documents; long ones are split."""
     for document in source.documents(reading):
         ids = tokenizer.encode(document.text, specials=False)
         for start in range(0, len(ids), length):
-            if len(ids) - start >= SHORTEST:
+            if len(ids) - start >= MIN_TOKENS:
                 yield tuple(ids[start : start + length])
 
 
@@ -174,7 +177,7 @@ def _source(path: Path) -> "FileSource":
         return JsonlSource(name="text", path=str(path))
     if name.endswith(".parquet"):
         return ParquetSource(name="text", path=str(path))
-    # A file's name is no pattern, whatever is in it.
+    # The name is escaped: it may contain glob characters.
     return FolderSource(name="text", path=str(path.parent), glob_patterns=(escape(path.name),))
 
 

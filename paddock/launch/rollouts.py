@@ -1,4 +1,4 @@
-"""What a learner is fed with: rollouts that go on meanwhile, or those of a run long over."""
+"""Batches of an RL run: live rollouts, or those recorded in a ledger."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ from paddock.launch.rollout_engines import (
 
 if TYPE_CHECKING:
     from paddock.checkpoint import WeightPublisher
+    from paddock.envs import Taskset
     from paddock.journal import TokenTrainRecord
     from paddock.launch.engines import ModelFolder
     from paddock.records import SamplingParams, Trajectory
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         RequestBarrier,
         RolloutFn,
         RolloutSpec,
+        RolloutWorker,
         TaskSpec,
     )
     from paddock.train import policy
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSource:
+    """What the trainer needs of whatever supplies its batches."""
+
     batches: "BatchSource"
     publish_weights: "WeightPublisher"
     start: Callable[[int], None]  # after so many updates, once engines have the weights
@@ -58,8 +62,8 @@ async def open_rollouts(
     tell: "LogEvent",
     row: Row,
 ) -> AsyncIterator[RolloutSource]:
-    """Engines, worlds and the orchestrator between them. `row` gets a line for every rollout, and
-    the engines' numbers now and then."""
+    """Engines, environments and the orchestrator between them. `row` logs a row for every rollout,
+    and the engines' statistics from time to time."""
     from paddock.journal import Ledger
     from paddock.rl import LiveBatchSource
     from paddock.rollout import EventLoopWatchdog, Orchestrator
@@ -97,13 +101,13 @@ async def open_rollouts(
 def _generate(
     settings: "RLSettings", sampling: RolloutEngines
 ) -> "tuple[InferenceClient, RoutingRecorder | None, RequestBarrier | None]":
-    """Whoever samples, with what the settings want around it."""
+    """The inference client, wrapped for routing replay and deterministic mode as set."""
     from paddock.rollout import DeterministicClient, RequestBarrier
 
     generate, experts, waves = sampling.generate, None, None
     if settings.routing_replay != "no":
         if not sampling.engines:
-            raise UserError("'replay_experts' needs embedded engines: leave 'engines.urls' out")
+            raise UserError("'routing_replay' needs embedded engines: remove 'engines.urls'")
         generate = experts = RoutingRecorder(generate)
     if settings.rollout.deterministic:
         if len(sampling.engines) != 1:
@@ -120,18 +124,18 @@ def _works(
     sampling: RolloutEngines,
     sifter: "GroupFilter",
 ) -> "dict[str, TaskSpec]":
-    """Every task of the run, with its world opened."""
+    """Every task of the run, with its environment."""
     from paddock.envs import make
     from paddock.records import SamplingParams
     from paddock.rollout import RolloutWorker, TaskSpec
     from paddock.text import ThinkingKwargs
 
-    # A teacher reads all that was written, and its engine wants room for one token more.
+    # A teacher scores the whole sequence, and its engine needs room for one more token.
     spare = 1 if settings.teachers else 0
     works = {}
     for name, task in settings.tasks.items():
         how = settings.sampling_for(name)
-        player = RolloutWorker(
+        worker = RolloutWorker(
             client=generate,
             renderer=model.renderer,
             thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.enable_thinking),
@@ -139,44 +143,43 @@ def _works(
             if sampling.context_length is None
             else sampling.context_length - spare,
         )
-        wanted = SamplingParams(
+        params = SamplingParams(
             temperature=how.temperature,
             top_p=how.top_p,
             max_new_tokens=how.max_new_tokens,
             thinking_budget=how.thinking_budget,
         )
-        attempt = partial(_attempt, player, make(task.env, task.args), wanted)
-        works[name] = TaskSpec(rollout_fn=attempt, settings=task, group_filter=sifter)
+        rollout_fn = partial(_rollout, worker, make(task.env, task.args), params)
+        works[name] = TaskSpec(rollout_fn=rollout_fn, settings=task, group_filter=sifter)
     return works
 
 
-async def _attempt(
-    player: Any, world: Any, sampling: "SamplingParams", given: "RolloutSpec"
+async def _rollout(
+    worker: "RolloutWorker", taskset: "Taskset", sampling: "SamplingParams", given: "RolloutSpec"
 ) -> "Sequence[Trajectory]":
     from paddock.envs import RolloutFailed, convert_errors
     from paddock.rollout import failed_trajectory
 
     try:
         with convert_errors("world", "task"):
-            task = world.task(given.number)
+            task = taskset.task(given.number)
     except RolloutFailed as stop:
         return (failed_trajectory(given, stop.failure),)
-    found: Sequence[Trajectory] = await player.rollout(
-        world,
+    found: Sequence[Trajectory] = await worker.rollout(
+        taskset,
         task,
         replace(sampling, seed=given.seed),
         session_id=given.session_id,
         group_id=given.group_id,
     )
-    return found
 
 
 def with_timing_row(
     attempt: "RolloutFn", row: Row, clock: Callable[[], float] = time.time
 ) -> "RolloutFn":
-    """The same attempt, with a line of rollouts.jsonl when it ends, however it ends."""
+    """The same rollout function, which logs a row of rollouts.jsonl however the rollout ends."""
 
-    async def told(given: "RolloutSpec") -> "Sequence[Trajectory]":
+    async def timed(given: "RolloutSpec") -> "Sequence[Trajectory]":
         began, ended = clock(), {"failed": "cancelled"}
         try:
             branches = await attempt(given)
@@ -193,7 +196,7 @@ def with_timing_row(
                 **ended,
             )
 
-    return told
+    return timed
 
 
 def _ended(branches: "Sequence[Trajectory]") -> dict[str, Any]:
@@ -213,7 +216,7 @@ def _ended(branches: "Sequence[Trajectory]") -> dict[str, Any]:
 async def open_replay(
     run: Path, sifter: "GroupFilter", updates: int
 ) -> AsyncIterator[RolloutSource]:
-    """The batches that a run trained, again; nobody samples, and weights go nowhere."""
+    """The batches that a run was trained on; nothing is sampled, and weights are not published."""
     from paddock.rl import LedgerBatchSource
 
     ledger = run / LEDGER_FILE if run.is_dir() else run
@@ -232,7 +235,7 @@ async def open_replay(
 
 @dataclass(frozen=True)
 class ReplayedBatches:
-    """A queue whose groups were judged when they were made: judged again, for the record."""
+    """Recorded batches; their groups pass the filter again, for its statistics."""
 
     queue: "BatchSource"
     group_filter: "GroupFilter"

@@ -196,7 +196,7 @@ def _run_text_suite(suite: SuiteSettings, run: Path, network: "Transformer") -> 
 
 
 def _text_source(suite: SuiteSettings, run: Path) -> "tuple[TrainSettings, Tokenizer]":
-    """Settings and tokenizer of the stage named by the argument `corpus_stage`, by default this run's."""
+    """Settings and tokenizer of the stage `corpus_stage`, by default of this run."""
     from paddock.data import Tokenizer
     from paddock.train import TrainSettings
 

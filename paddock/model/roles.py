@@ -48,7 +48,8 @@ def parameter_roles(
             name,
             parameter,
             replace(
-                special.get(id(parameter), _default_role(parameter)), part=parts.get(id(parameter), "main")
+                special.get(id(parameter), _default_role(parameter)),
+                part=parts.get(id(parameter), "main"),
             ),
         )
         for name, parameter in network.named_parameters()

@@ -193,7 +193,12 @@ class Learner:
                 self.trainer.optimizer, self.trainer.weights.gather_full
             )
         path = training_state.save_training_state(
-            folder, self.updates, network, optimizer, extra=self.extra_state, extra_files=extra_files
+            folder,
+            self.updates,
+            network,
+            optimizer,
+            extra=self.extra_state,
+            extra_files=extra_files,
         )
         training_state.prune_checkpoints(
             folder, keep_last=keep.keep_last, keep_every=keep.keep_every

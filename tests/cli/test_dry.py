@@ -58,14 +58,14 @@ def test_glm5_reasons_with_python_and_is_judged_in_science():
     assert len({task.ratio for task in tasks.values()}) == 1  # balanced
     assert tasks["tools"].env == "math-file"
     opened = load_env_settings("math-file", tasks["tools"].args).make_without_data()
-    assert opened.lend is not None  # the Python tool
-    (judge,) = tasks["science"].args["also"]
-    assert (judge["kind"], judge["lowest"], judge["highest"]) == ("judge", 0, 1)  # binary
+    assert opened.tools_factory is not None  # the Python tool
+    (judge,) = tasks["science"].args["rewards"]
+    assert (judge["kind"], judge["min_score"], judge["max_score"]) == ("judge", 0, 1)  # binary
 
 
 def test_glm5_general_rewards_are_rules_a_reward_model_and_judges():
     (task,) = stage("general").tasks.values()
-    parts = task.args["also"]
+    parts = task.args["rewards"]
     assert {part["kind"] for part in parts} == {"length", "model", "judge"}
     assert sum(part["weight"] for part in parts) == pytest.approx(1.0)
 
@@ -100,18 +100,18 @@ def test_a_dry_run_of_glm5_names_all_data_and_what_it_must_contain(tmp_path, mon
 
 @pytest.mark.parametrize("verb", ["run", "rl"])
 def test_an_environment_without_a_reward_is_refused_by_a_dry_run(plan, verb):
-    folder = plan('[tasks.chat]\nenv = "ask"\nargs = { train = "chat.jsonl" }\n')
+    folder = plan('[tasks.chat]\nenv = "ask"\nargs = { train_file = "chat.jsonl" }\n')
     what = folder if verb == "run" else folder / "stage.toml"
     code, text = said(verb, what, "--dry-run")
     assert code == 1
-    assert "task 'chat'" in text and "what an answer is worth" in text
+    assert "task 'chat'" in text and "reward" in text
     assert verb == "rl" or "stage 'only'" in text
 
 
 def test_missing_files_of_rewards_and_models_are_named(plan):
     judge = 'kind = "judge", url = "http://judge/v1", model = "m", rubric = "r"'
-    files = 'anchors = "anchors.jsonl", key_file = "judge.key"'
-    settings = f'train = "chat.jsonl", also = [{{ {judge}, {files} }}]'
+    files = 'calibration_file = "anchors.jsonl", api_key_file = "judge.key"'
+    settings = f'train_file = "chat.jsonl", rewards = [{{ {judge}, {files} }}]'
     folder = plan(f'[tasks.chat]\nenv = "ask"\nargs = {{ {settings} }}\n')
     code, text = said("run", folder, "--dry-run")
     assert code == 0, text
@@ -127,7 +127,7 @@ def test_missing_files_of_rewards_and_models_are_named(plan):
 
 
 def test_data_that_is_there_is_read(plan):
-    tasks = '[tasks.sums]\nenv = "math-file"\nargs = { train = "sums.jsonl" }\n'
+    tasks = '[tasks.sums]\nenv = "math-file"\nargs = { train_file = "sums.jsonl" }\n'
     folder = plan(tasks)
     (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?"}) + "\n")
     code, text = said("run", folder, "--dry-run")
@@ -138,7 +138,7 @@ def test_data_that_is_there_is_read(plan):
 
 
 def test_an_environment_with_nothing_to_train_on_is_refused(plan):
-    tasks = '[tasks.sums]\nenv = "math-file"\nargs = { test = "sums.jsonl" }\n'
+    tasks = '[tasks.sums]\nenv = "math-file"\nargs = { test_file = "sums.jsonl" }\n'
     folder = plan(tasks)
     (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
     code, text = said("run", folder, "--dry-run")
@@ -146,7 +146,7 @@ def test_an_environment_with_nothing_to_train_on_is_refused(plan):
 
 
 def test_pages_are_not_indexed_by_a_dry_run_that_lacks_them(plan):
-    settings = 'train = "q.jsonl", pages = "pages.jsonl", index = "index"'
+    settings = 'train_file = "q.jsonl", pages_file = "pages.jsonl", index_dir = "index"'
     folder = plan(f'[tasks.search]\nenv = "search-file"\nargs = {{ {settings} }}\n')
     code, text = said("run", folder, "--dry-run")
     assert code == 0 and " pages.jsonl: " in text

@@ -134,7 +134,7 @@ def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
         200,
     )
     assert found.exit_code == 0, found.output
-    assert "needles of 3" in found.output
+    assert "needle recall (3 tasks)" in found.output
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_text_that_is_all_left_out_is_refused_with_the_reason(run, tmp_path, nam
     (tmp_path / name).write_bytes(content)
     found = quantize(latest_model(run), tmp_path / "out", "--calibration-data", tmp_path / name)
     assert found.exit_code == 1
-    assert f"tokens or more; left out: {why}" in found.output
+    assert f"tokens or more; dropped: {why}" in found.output
 
 
 def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
@@ -163,14 +163,8 @@ def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
 def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
     """A checkpoint that does not say what it was trained on is given a run's text and a file's."""
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
-    calibration_stages = [
-        "--calibration-data",
-        run,
-        "--calibration-data",
-        tmp_path / "book.txt",
-        "--calibration-data",
-        tmp_path / "book.txt",
-    ]
+    book = tmp_path / "book.txt"
+    texts = [word for text in (run, book, book) for word in ("--calibration-data", text)]
     few = [
         "--calibration-tokens",
         "200",
@@ -218,9 +212,9 @@ def test_nearest_integers_need_no_text(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--recipe", "w4a9"], "'w4a9' is neither a file nor one of w4a8, rtn, qat"),
+        (["--recipe", "w4a9"], "'w4a9' must be a file or one of w4a8, rtn, qat"),
         (["--set", "alpha=3"], "unknown setting 'alpha'"),
-        ([], "name some with --text"),
+        ([], "pass text with --calibration-data"),
         (["--calibration-data", "nowhere.jsonl"], "nowhere.jsonl: no such file or folder"),
     ],
 )
@@ -234,11 +228,11 @@ def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
 
 def test_a_run_of_another_kind_is_one_line(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "rl")
-    recipe = 'stage = "reasoning"\nsteps = 1\n[pace]\nbatch_groups = 1\n[start]\nfolder = "x"\n'
+    recipe = 'stage = "reasoning"\nsteps = 1\n[rollout]\ngroups_per_batch = 1\n'
     (other / "recipe.toml").write_text(recipe)
     found = quantize(other, tmp_path / "out")
     (line,) = found.output.splitlines()
-    assert "does not say what text it was trained on" in line and line.endswith("with --text")
+    assert "does not name a training corpus" in line and line.endswith("with --calibration-data")
     found = quantize(other, tmp_path / "out", "--recipe", "rtn")
     assert found.exit_code == 0, found.output
 
@@ -287,7 +281,7 @@ from_stage = "small"
 
 @pytest.fixture
 def plan(tmp_path):
-    return plan_in(tmp_path, PLAN, steps=2, small="n_grid = 2\nrows = 16\n")
+    return plan_in(tmp_path, PLAN, steps=2, small="n_grid = 2\ncalibration_rows = 16\n")
 
 
 def story_of(plan, *words):
@@ -302,8 +296,8 @@ def texts_of(*runs):
 
 
 def test_a_plan_may_end_in_integers(plan, monkeypatch):
-    read, opened = [], suites._network_of
-    monkeypatch.setattr(suites, "_network_of", lambda *how: read.append(how) or opened(*how))
+    read, opened = [], suites._load_network
+    monkeypatch.setattr(suites, "_load_network", lambda *how: read.append(how) or opened(*how))
     found = story_of(plan)
     assert found.exit_code == 0, found.output
     out = plan.parent / "run"
@@ -317,7 +311,7 @@ def test_a_plan_may_end_in_integers(plan, monkeypatch):
     assert report["settings"]["n_grid"] == 2
     assert report["text"] == text_digest(texts_of(out / "first", out / "first"))
     again = story_of(plan)
-    assert "small: done before" in again.output
+    assert "small: already finished" in again.output
 
 
 def test_a_plan_stopped_behind_its_integers_goes_on(plan):
@@ -340,7 +334,7 @@ def test_a_plan_stopped_behind_its_integers_goes_on(plan):
     [
         ('model = "first"', "", "'model' names the stage to quantize"),
         ('command = "quantize"', "", "'model' names the stage to quantize"),
-        ('model = "first"', 'model = "small"', "no earlier one is called 'small'"),
+        ('model = "first"', 'model = "small"', "no earlier stage is called 'small'"),
         (
             'calibration_stages = ["first", "first"]',
             'calibration_stages = ["last"]',

@@ -47,10 +47,10 @@ def test_a_folder_without_a_name_is_its_own_arm_whatever_it_is_called(tmp_path):
     ("words", "said"),
     [
         (["nowhere"], "nowhere: folder not found"),
-        (["a", "b", "--out", "x.html"], "--out is one page, but there are 2 runs"),
-        (["a", "--metric", "loss"], "--metric is for --compare"),
+        (["a", "b", "--out", "x.html"], "--out names one page, but 2 runs were given"),
+        (["a", "--metric", "loss"], "--metric needs --compare"),
         (["--compare", "a=", "b=x"], "'a=' is not an arm such as NAME=RUN,RUN"),
-        (["--compare", "a=x", "a=y"], "two arms are called 'a'; name them apart: NAME=RUN,RUN"),
+        (["--compare", "a=x", "a=y"], "two arms are called 'a'; give them names: NAME=RUN,RUN"),
         (["--compare", "a=none-*"], "'none-*' matches no folder"),
     ],
 )

@@ -101,9 +101,7 @@ def test_a_dry_run_prints_commands_and_writes_nothing(plan):
     assert not (plan.parent / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "name", sorted(path.parent.name for path in RECIPES.glob("*/pipeline.toml"))
-)
+@pytest.mark.parametrize("name", sorted(p.parent.name for p in RECIPES.glob("*/pipeline.toml")))
 def test_every_plan_of_ours_is_sound(name, tmp_path):
     found = run(RECIPES / name, "--dry-run", "--out", str(tmp_path / "run"))
     assert found.exit_code == 0, found.output

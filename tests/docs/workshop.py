@@ -47,13 +47,16 @@ ALSO = {"nano/sft.toml": ("[start]\n", "[start]\ncontext = 72\n")}
 SMALL_PLANS = ("nano", "small")
 # Added to a command of these verbs; the last of two options counts.
 FEWER = {
-    "eval": ["--tasks", "2", "--attempts", "1"],
-    "sample": ["--n", "1", "--count", "2"],
+    "eval": ["--num-tasks", "2", "--rollouts-per-task", "1"],
+    "sample": ["--n", "1", "--num-tasks", "2"],
     "quantize": [
-        *("--tokens", "512", "--measure", "256", "--needles", "2"),
-        *("--length", "64", "--tasks", "2"),
+        *("--calibration-tokens", "512", "--eval-tokens", "256", "--needles", "2"),
+        *("--max-seq-length", "64", "--num-tasks", "2"),
     ],
-    "bench serve": ["--at-once", "1", "--prompt", "8", "--reply", "2", "--requests", "1"],
+    "bench serve": [
+        *("--max-concurrency", "1", "--num-prompts", "1"),
+        *("--input-len", "8", "--output-len", "2"),
+    ],
     "bench train": ["--steps", "1"],
     "bench kernels": ["--repeats", "1"],
 }

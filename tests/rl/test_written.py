@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from paddock.cli.look import LEAST, inspect_network
 from paddock.cli.rl import run_rl
 from paddock.engine import EngineStats
 from paddock.engine.stats import CumulativeStats
 from paddock.journal import LedgerView, follow
 from paddock.launch.engine_stats import ROWS, EngineStatLogger
+from paddock.launch.inspect_network import MIN_TOKENS, inspect_network
 from paddock.launch.rollouts import LEDGER_FILE, with_timing_row
 from paddock.model import AttentionMetadata, AuxRequest
 from paddock.records import Failure, Trajectory, Verdict
@@ -175,7 +175,7 @@ def test_what_is_written_of_a_network_is_what_its_layers_chose():
     net = network(vocab=words.vocab_size + 5)
     ids = words.encode("Say the word twice. It wants a look. Done. seen it " * 4, specials=False)
     row = inspect_network(net, ids, words)
-    token_T = torch.tensor(ids[:LEAST])
+    token_T = torch.tensor(ids[:MIN_TOKENS])
     notes = net(
         token_T, AttentionMetadata.packed([len(token_T)]), aux=AuxRequest(routing_and_topk=True)
     ).aux

@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
     command = [sys.executable, "-m", "paddock.cli", "serve", str(folder), "--port", "0"]
-    command += ["--dp", "2", "--context", "256", "--memory", "4MB", "--served-name", "pony"]
-    command += ["--step-tokens", "300"]
+    command += ["--dp-size", "2", "--context-length", "256"]
+    command += ["--kv-cache-memory", "4MB", "--served-model-name", "pony"]
+    command += ["--max-prefill-tokens", "300"]
     environment = os.environ | {"PADDOCK_API_KEY": "secret"}
     with (tmp_path / "log").open("w+") as log:
         process = subprocess.Popen(
@@ -59,10 +60,10 @@ def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pages", "3"], r"one request of 512 tokens needs 32 pages .* the cache has 3"),
-        (["--context", "4096"], r"'context' 4096 exceeds the model's 512"),
-        (["--memory", "lots"], r"'lots' is not a size"),
-        (["--memory", "1MB", "--pages", "9"], r"--memory and --pages"),
+        (["--num-pages", "3"], r"one request of 512 tokens needs 32 pages .* the cache has 3"),
+        (["--context-length", "4096"], r"'context' 4096 exceeds the model's 512"),
+        (["--kv-cache-memory", "lots"], r"'lots' is not a size"),
+        (["--kv-cache-memory", "1MB", "--num-pages", "9"], r"--kv-cache-memory and --num-pages"),
         (["--port", "99999"], r"cannot listen on 127\.0\.0\.1:99999"),
         (["--api-key", ""], r"the api key must not be empty"),
     ],
