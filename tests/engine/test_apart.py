@@ -202,7 +202,7 @@ def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
     assert not asyncio.run(mortal.check_health())
     mortal.update_weights([WeightUpdate(8, tensors())])  # kept for whoever follows
     mortal.restart_async()
-    mortal._reviving.join()
+    mortal._restart_thread.join()
     assert mortal.healthy and mortal.pid != first
     assert mortal.stats().version == 8
     answer = asyncio.run(mortal.async_generate(sampled(PROMPTS[0], 0)))
