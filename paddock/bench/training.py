@@ -62,9 +62,9 @@ def measure_training(
         seconds_per_step=seconds,
         tokens_per_second=tokens / seconds,
         peak_bytes=_peak_bytes(),
-        flops_per_token=estimate.flops_token,
+        flops_per_token=estimate.flops_per_token,
         peak_flops=peak,
-        mfu=None if peak is None else cost.mfu(estimate.flops_token, tokens / seconds, peak),
+        mfu=None if peak is None else cost.mfu(estimate.flops_per_token, tokens / seconds, peak),
     )
 
 

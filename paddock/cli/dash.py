@@ -62,7 +62,9 @@ def _serve(
     runs = RunIndex(folders)
     key = os.environ.get("PADDOCK_API_KEY")
     engine = EngineMonitor(engine_url, key) if engine_url else None
-    app = build_app(DashboardApp(shelf=runs, open_words=open_token_text, engine=engine, host=host))
+    app = build_app(
+        DashboardApp(run_index=runs, open_token_text=open_token_text, engine=engine, host=host)
+    )
     config = uvicorn_config(app)
     sock.listen(config.backlog)  # connections are accepted as soon as the address is printed
     url = socket_url(sock)

@@ -74,7 +74,7 @@ def _estimate_table(estimate: "TrainingEstimate") -> Table:
     made.add_row("parameters", units.format_count(estimate.parameters))
     made.add_row("active parameters (no embeddings)", units.format_count(estimate.active))
     made.add_row("tokens", units.format_count(estimate.tokens))
-    made.add_row("FLOPs/token (forward + backward)", f"{estimate.flops_token:.3g}")
+    made.add_row("FLOPs/token (forward + backward)", f"{estimate.flops_per_token:.3g}")
     made.add_row("total FLOPs", f"{estimate.flops:.3g}")
     made.add_row("weights" if alone else "all-gathered weights", size(estimate.weight_bytes))
     made.add_row("master weights, gradients, optimizer state", size(estimate.state_bytes))
@@ -164,7 +164,7 @@ class TrainProgress:
         cells |= {"val loss": self._val_loss, "lr": f"{metrics.output.lr:.2e}"}
         cells |= {"grad norm": f"{metrics.output.grad_norm:.2f}", "tok/s": f"{rate:,.0f}"}
         if self._peak is not None:
-            cells["MFU"] = f"{cost.mfu(self._estimate.flops_token, rate, self._peak):.1%}"
+            cells["MFU"] = f"{cost.mfu(self._estimate.flops_per_token, rate, self._peak):.1%}"
         cells |= {"memory": units.format_bytes(peak_memory_bytes()), "ETA": _span(remaining)}
         return cells
 

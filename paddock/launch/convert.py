@@ -101,7 +101,7 @@ def convert_model(
     if chat_template is not None:
         network, extra_files = _add_chat_template(network, extra_files, chat_template, read_from)
     say(f"writing {target}")
-    save_pretrained(network, write_to, shard_bytes=shard_bytes, beside=extra_files)
+    save_pretrained(network, write_to, shard_bytes=shard_bytes, extra_files=extra_files)
     return ConvertedModel(
         family=network.config.family,
         dtype=str(network.embed.weight.dtype).removeprefix("torch."),

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from paddock.config import BaseSettings, load_recipe, resolve
+from paddock.config import BaseSettings, find_recipe, load_recipe, resolve
 from paddock.journal import EVENTS_FILE, follow
 from paddock.launch.errors import UserError
 
@@ -119,7 +119,9 @@ class PipelineStage:
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> tuple[Path, PipelineSettings]:
-    """The pipeline in a file, or in a folder's pipeline.toml, and the folder of its recipes."""
+    """The pipeline in a file, in a folder's pipeline.toml, or bundled under that name, and the
+    folder of its recipes."""
+    path = find_recipe(path)
     file = path / PIPELINE_FILE if path.is_dir() else path
     if not file.is_file() and (old := file.with_name(OLD_PIPELINE_FILE)).is_file():
         raise UserError(f"{old}: rename it to {PIPELINE_FILE}")

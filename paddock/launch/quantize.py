@@ -66,7 +66,7 @@ def quantize(  # noqa: PLR0913  keyword options of one command
         settings,
         passages=texts,
         device=chosen,
-        say=on_update or (lambda _: None),
+        on_progress=on_update or (lambda _: None),
     )
     if envs:
         report["worlds"] = compare_in_envs(envs, num_tasks, source, target, chosen)

@@ -172,6 +172,7 @@ async def _rollout(
         session_id=given.session_id,
         group_id=given.group_id,
     )
+    return found
 
 
 def with_timing_row(

@@ -49,7 +49,7 @@ def train(
             if on_update is not None:
                 on_update(metrics)
 
-        run_stage(run, say=on_message or (lambda _: None), watch=update)
+        run_stage(run, log=on_message or (lambda _: None), on_update=update)
     return folder
 
 
