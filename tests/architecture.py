@@ -1,4 +1,4 @@
-"""The import rule between packages: the table is paddock's own docstring, checked by syntax trees."""
+"""The import rule between packages: the table is paddock's docstring, checked by syntax trees."""
 
 import ast
 import re
@@ -40,7 +40,7 @@ def import_table(doc: str) -> dict[str, set[str]]:
 
 
 def violations(root: Path, packages: dict[str, set[str]]) -> Iterator[str]:
-    """Everything under `root` that the import rule forbids, lazy imports included, with file and line."""
+    """Everything under `root` that the rule forbids, lazy imports included, with file and line."""
     for entry in sorted(root.iterdir()):
         if entry.name not in {*packages, *DATA, "__init__.py", "__main__.py", "__pycache__"}:
             yield f"{entry.name}: no package of the table has this name"

@@ -1,4 +1,4 @@
-"""docs/paper.md names files and functions that exist and that a command or the public surface reaches."""
+"""docs/paper.md names functions that exist and that a command or the public surface reaches."""
 
 import ast
 import re
@@ -30,8 +30,8 @@ def defined(file: Path) -> set[str]:
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """The modules of the package that a module imports, inside functions too, and by name in strings
-    such as "paddock.envs.math.taskset:MathSettings"."""
+    """The modules of the package that a module imports, inside functions too, and in strings such as
+    "paddock.envs.math.taskset:MathSettings"."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():

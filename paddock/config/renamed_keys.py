@@ -1,7 +1,7 @@
-"""Settings keys of version 0.1 and what they are called since: an old recipe is told the new key."""
+"""Settings keys of version 0.1 and their new names, for the errors of old recipes."""
 
-# The path of a table in today's names, then the old key: the new key. "*" stands for a name that the
-# recipe gives itself, such as a task's. To be dropped with version 0.3.
+# The path of a table in its new names, then the old key: the new key. "*" stands for a name that
+# the recipe gives itself, such as a task's. To be dropped with version 0.3.
 RENAMED_KEYS = {
     "alerts.flat_above": "zero_variance_above",
     "alerts.gap_above": "logprob_diff_above",
@@ -263,7 +263,9 @@ def renamed_key(path: tuple[str | int, ...]) -> str | None:
     *table, key = [str(part) for part in path if not isinstance(part, int)]
     for known, new in RENAMED_KEYS.items():
         *parents, old = known.split(".")
-        if old == key and len(parents) == len(table):
-            if all(parent in ("*", part) for parent, part in zip(parents, table, strict=True)):
-                return new
+        fits = len(parents) == len(table) and all(
+            parent in ("*", part) for parent, part in zip(parents, table, strict=True)
+        )
+        if old == key and fits:
+            return new
     return None

@@ -249,7 +249,7 @@ def test_an_unknown_architecture_is_named(tmp_path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(CheckpointError, match="architecture must be one of .*, got 'mamba'"):
+    with pytest.raises(CheckpointError, match=r"architecture must be one of .*, got 'mamba'"):
         load_gguf(tmp_path / "model.gguf")
 
 

@@ -117,7 +117,7 @@ def test_two_mtp_layers_are_refused(saved):
     config = json.loads((saved / "config.json").read_text())
     config["num_nextn_predict_layers"] = 2
     (saved / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="'num_nextn_predict_layers' must be .*got 2"):
+    with pytest.raises(CheckpointError, match=r"'num_nextn_predict_layers' must be .*got 2"):
         load_pretrained(saved)
 
 

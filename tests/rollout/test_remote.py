@@ -30,7 +30,7 @@ from paddock.rollout.sglang_client import (
     HttpWeightPublisher,
     ServerClient,
     SGLangClient,
-    _complaint,
+    _error_response,
     connection_pool,
 )
 from paddock.text import Tokenizer, get_renderer, parse_completion
@@ -141,7 +141,7 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
         (503, "The request queue is full.", EngineUnavailableError),
         (400, "top_p: 7 is not in (0, 1]", RequestRejectedError),
     ):
-        found = _complaint("u", status, json.dumps({"error": {"message": said}}).encode())
+        found = _error_response("u", status, json.dumps({"error": {"message": said}}).encode())
         assert type(found) is kind, said
 
 

@@ -54,7 +54,7 @@ def test_a_document_longer_than_a_micro_batch_is_not_cut_but_by_context() -> Non
     assert tokens_per_rank(made) == 131_072 // made.parallel.context
 
 
-STAGES = load_recipe(RECIPES / "glm5/plan.toml", []).values["stages"]
+STAGES = load_recipe(RECIPES / "glm5/pipeline.toml", []).values["stages"]
 
 
 @pytest.mark.parametrize("recipe", [s["recipe"] for s in STAGES if "command" not in s])
