@@ -30,8 +30,7 @@ def defined(file: Path) -> set[str]:
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """The modules of the package that a module imports, inside functions too, and in strings such as
-    "paddock.envs.math.taskset:MathSettings"."""
+    """Modules of the package that a module imports, lazily too, or names in a string."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
