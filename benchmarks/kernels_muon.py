@@ -30,7 +30,8 @@ from paddock.kernels.newton_schulz import JORDAN, fused, newton_schulz, referenc
 from paddock.optim import Muon
 from paddock.optim.muon import split_row_blocks
 from paddock.optim.param_groups import block_rows
-from paddock.records import MuonSplit, NamedParameter, ParameterRole
+from paddock.records import NamedParameter, ParameterRole
+from paddock.records.parameter import MuonSplit
 
 Shape = tuple[int, ...]
 Layer = dict[str, tuple[Shape, MuonSplit | None]]

@@ -107,10 +107,10 @@ def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def listed(package: Path) -> set[str]:
     """The files and folders that a package's docstring names: the first word of each line at the
-    margin below the opening sentence."""
+    margin, such as `loop.py` or `topk/`."""
     doc = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
-    rows = [line for line in doc.splitlines()[1:] if line and not line[0].isspace()]
-    return {row.split()[0].removesuffix("/") for row in rows}
+    names = re.findall(r"^(\w+(?:\.\w+|/))(?=\s)", doc, re.MULTILINE)
+    return {name.removesuffix("/") for name in names}
 
 
 def present(package: Path) -> set[str]:

@@ -55,7 +55,7 @@ SECONDS = {
     "engine/test_apart.py": 22,
     "kernels/test_w4a8_gemm.py": 21,
     "rl/test_distill.py": 21,
-    "envs/sandbox/test_escape.py": 21,
+    "sandbox/test_escape.py": 21,
     "rollout/test_remote.py": 20,
     "checkpoint/test_gguf.py": 20,
     "train/test_sft_ranks.py": 20,

@@ -53,5 +53,7 @@ def test_no_public_class_name_stands_in_two_files():
 
 
 def test_a_package_exports_at_most_thirty_names():
-    counts = {package: len(exported(package)) for package in PACKAGES if package != "kernels"}
+    counts = {
+        package: len(exported(package)) for package in PACKAGES if package not in ("kernels", "cli")
+    }
     assert {package: count for package, count in counts.items() if not 0 < count <= 30} == {}

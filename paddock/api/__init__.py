@@ -37,7 +37,7 @@ from paddock.api import (
     vllm_generate,
 )
 from paddock.api.body import RequestBody, parse_body
-from paddock.api.delta_parser import DeltaParser, OutputDeltaLike, RequestOutputLike
+from paddock.api.delta_parser import DeltaParser
 from paddock.api.openai_usage import openai_usage
 from paddock.api.protocol import protocol_for_path
 from paddock.api.request import (
@@ -49,20 +49,17 @@ from paddock.api.request import (
 )
 from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
 from paddock.api.thinking_options import ThinkingOptions, from_template_kwargs
-from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
+from paddock.api.token_decoder import TokenDecoder
 
 __all__ = [
     "ApiRequest",
     "ChatRequest",
     "DeltaParser",
-    "OutputDeltaLike",
     "Prompt",
     "RequestBody",
-    "RequestOutputLike",
     "SamplingFields",
     "ThinkingOptions",
     "TokenDecoder",
-    "TokenLogprobLike",
     "anthropic_request",
     "context_length_error",
     "fit_to_context",

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.delta_parser import RequestOutputLike
-from paddock.records import Message
+from paddock.records import Message, RequestOutput
 from paddock.text import parse_events
 
 # Reasoning is not signed, and reasoning that clients send back is not verified. The value must not
@@ -13,9 +12,7 @@ from paddock.text import parse_events
 SIGNATURE = "unsigned"
 
 
-def format_message(
-    id: str, model: str, message: Message, output: RequestOutputLike
-) -> dict[str, Any]:
+def format_message(id: str, model: str, message: Message, output: RequestOutput) -> dict[str, Any]:
     return message_envelope(id, model) | {
         "content": content_blocks(message),
         **stop_fields(output, calls=len(message.tool_calls)),
@@ -47,7 +44,7 @@ def content_blocks(message: Message) -> list[dict[str, Any]]:
     return blocks
 
 
-def stop_fields(output: RequestOutputLike, *, calls: int) -> dict[str, Any]:
+def stop_fields(output: RequestOutput, *, calls: int) -> dict[str, Any]:
     """The fields `stop_reason` and `stop_sequence`."""
     matched = output.matched_stop if isinstance(output.matched_stop, str) else None
     reason = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}
@@ -59,7 +56,7 @@ def stop_fields(output: RequestOutputLike, *, calls: int) -> dict[str, Any]:
     return {"stop_reason": stop_reason, "stop_sequence": matched}
 
 
-def anthropic_usage(output: RequestOutputLike) -> dict[str, int]:
+def anthropic_usage(output: RequestOutput) -> dict[str, int]:
     """Token usage; `input_tokens` excludes prompt tokens served from the prefix cache."""
     return {
         "input_tokens": output.prompt_tokens - output.cached_tokens,
@@ -93,7 +90,7 @@ class MessageStream:
     def push(self, events: Sequence[parse_events.ParseEvent]) -> list[dict[str, Any]]:
         return [payload for event in events for payload in self._payloads(event)]
 
-    def close(self, output: RequestOutputLike, *, calls: int) -> list[dict[str, Any]]:
+    def close(self, output: RequestOutput, *, calls: int) -> list[dict[str, Any]]:
         last = {
             "type": "message_delta",
             "delta": stop_fields(output, calls=calls),

@@ -1,73 +1,15 @@
 """Incremental parser from engine output deltas to reasoning, content and tool calls.
 
-`OutputDeltaLike` and `RequestOutputLike` are structural types: this package does not import engine.
+`OutputDelta` and `RequestOutput` are structural types: this package does not import engine.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
-from paddock.api.token_decoder import TokenLogprobLike
-from paddock.records import Completion, Message, ToolSpec
+from paddock.records import Message, OutputDelta, ToolSpec
 from paddock.text import CompletionParser, Tokenizer, parse_events
 
 TextDeltaType = type[parse_events.ReasoningDelta] | type[parse_events.ContentDelta]
-
-
-class RequestOutputLike(Protocol):
-    """The output of a finished request."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def completion(self) -> Completion: ...
-    @property
-    def matched_stop(self) -> int | str | None: ...
-    @property
-    def abort_reason(self) -> str: ...
-    @property
-    def cached_tokens(self) -> int: ...
-    @property
-    def reasoning_tokens(self) -> int: ...
-    @property
-    def preemptions(self) -> int: ...
-    @property
-    def prompt_logprobs(self) -> Sequence[float | None]: ...
-    @property
-    def prompt_top_logprobs(self) -> Sequence[TokenLogprobLike | None]: ...
-    @property
-    def prompt_requested_logprobs(self) -> Sequence[TokenLogprobLike | None]: ...
-    @property
-    def top_logprobs(self) -> Sequence[TokenLogprobLike]: ...
-    @property
-    def requested_logprobs(self) -> Sequence[TokenLogprobLike]: ...
-    @property
-    def routing(self) -> Any: ...
-    @property
-    def draft_tokens(self) -> int: ...
-    @property
-    def accepted_draft_tokens(self) -> int: ...
-    @property
-    def verify_steps(self) -> int: ...
-    @property
-    def e2e_latency_s(self) -> float: ...
-
-
-class OutputDeltaLike(Protocol):
-    """What one engine step added to a completion."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def logprobs(self) -> Sequence[float]: ...
-    @property
-    def top_logprobs(self) -> Sequence[TokenLogprobLike]: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def output(self) -> RequestOutputLike | None: ...
 
 
 class DeltaParser:
@@ -93,7 +35,7 @@ class DeltaParser:
         self._whole_calls, self._call = whole_calls, list[parse_events.ParseEvent]()
         self._reasoning: list[str] = []  # as streamed
 
-    def feed(self, delta: OutputDeltaLike) -> list[parse_events.ParseEvent]:
+    def feed(self, delta: OutputDelta) -> list[parse_events.ParseEvent]:
         """New events; with the last delta also everything that was held back."""
         events = self._parser.feed(delta.token_ids)
         if delta.output is None:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from paddock.api import anthropic_format
 from paddock.api.anthropic_format import MessageStream
-from paddock.api.delta_parser import DeltaParser, OutputDeltaLike, RequestOutputLike
+from paddock.api.delta_parser import DeltaParser
 from paddock.api.openai_chat_format import (
     ChatCompletionEnvelope,
     ChatCompletionStream,
@@ -24,6 +24,7 @@ from paddock.api.openai_responses_request import ResponsesRequest
 from paddock.api.openai_usage import openai_usage
 from paddock.api.request import ChatRequest
 from paddock.api.token_decoder import TokenDecoder
+from paddock.records import OutputDelta, RequestOutput
 
 Payload = dict[str, Any]
 
@@ -31,18 +32,18 @@ Payload = dict[str, Any]
 class ResponseFormatter(Protocol):
     parser: DeltaParser
 
-    def format_response(self, delta: OutputDeltaLike) -> Payload:
+    def format_response(self, delta: OutputDelta) -> Payload:
         """The response for a completion that arrives as one final delta."""
 
     def start_stream(self) -> list[Payload]:
         """The first payloads of a stream."""
 
-    def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
+    def format_delta(self, delta: OutputDelta) -> list[Payload]:
         """The payloads of a delta; with the last delta also those that end the stream."""
 
 
 async def stream_payloads(
-    formatter: ResponseFormatter, deltas: AsyncGenerator[OutputDeltaLike, None]
+    formatter: ResponseFormatter, deltas: AsyncGenerator[OutputDelta, None]
 ) -> AsyncGenerator[Payload, None]:
     """The payloads of a stream, starting with the first delta: an error before it can still be
     reported with a status. Closing the stream early closes `deltas`."""
@@ -109,7 +110,7 @@ class ChatCompletionFormatter:
         )
         self._stream = ChatCompletionStream(request, index, envelope, context.token_decoder)
 
-    def format_choice(self, delta: OutputDeltaLike) -> tuple[Payload, RequestOutputLike]:
+    def format_choice(self, delta: OutputDelta) -> tuple[Payload, RequestOutput]:
         self.parser.feed(delta)
         assert delta.output is not None
         message = self.parser.message
@@ -117,21 +118,21 @@ class ChatCompletionFormatter:
             self.request, self.index, message, delta.output, self.token_decoder
         ), delta.output
 
-    def format_response(self, delta: OutputDeltaLike) -> Payload:
+    def format_response(self, delta: OutputDelta) -> Payload:
         found, output = self.format_choice(delta)
         return self.envelope.format_response([found], [output])
 
     def start_stream(self) -> list[Payload]:
         return [self._stream.open()]
 
-    def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
+    def format_delta(self, delta: OutputDelta) -> list[Payload]:
         found = self._stream.push(self.parser.feed(delta), delta)
         if delta.output is not None:
             calls = len(self.parser.message.tool_calls)
             found.append(self._stream.close(delta.output, calls=calls))
         return found
 
-    def usage_chunks(self, outputs: list[RequestOutputLike]) -> list[Payload]:
+    def usage_chunks(self, outputs: list[RequestOutput]) -> list[Payload]:
         """The usage chunk, if the client requested it."""
         return (
             [self.envelope.chunk(usage=openai_usage(outputs))] if self.request.include_usage else []
@@ -141,7 +142,7 @@ class ChatCompletionFormatter:
 class SingleChoiceFormatter(ChatCompletionFormatter):
     """The only choice of a request; it sends the usage chunk itself."""
 
-    def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
+    def format_delta(self, delta: OutputDelta) -> list[Payload]:
         found = super().format_delta(delta)
         return found if delta.output is None else [*found, *self.usage_chunks([delta.output])]
 
@@ -161,7 +162,7 @@ class ResponsesFormatter:
         )
         self._stream = ResponseStream(self._envelope)
 
-    def format_response(self, delta: OutputDeltaLike) -> Payload:
+    def format_response(self, delta: OutputDelta) -> Payload:
         self.parser.feed(delta)
         assert delta.output is not None
         return self._envelope.format_response(self.parser.message, delta.output)
@@ -169,7 +170,7 @@ class ResponsesFormatter:
     def start_stream(self) -> list[Payload]:
         return self._stream.open()
 
-    def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
+    def format_delta(self, delta: OutputDelta) -> list[Payload]:
         found = self._stream.push(self.parser.feed(delta), delta)
         return found if delta.output is None else [*found, *self._stream.close(delta.output)]
 
@@ -183,7 +184,7 @@ class MessagesFormatter:
         self._id, self._model = f"msg_{unique}", request.model or context.name
         self._stream = MessageStream(self._id, self._model, len(prompt))
 
-    def format_response(self, delta: OutputDeltaLike) -> Payload:
+    def format_response(self, delta: OutputDelta) -> Payload:
         self.parser.feed(delta)
         assert delta.output is not None
         return anthropic_format.format_message(
@@ -193,7 +194,7 @@ class MessagesFormatter:
     def start_stream(self) -> list[Payload]:
         return self._stream.open()
 
-    def format_delta(self, delta: OutputDeltaLike) -> list[Payload]:
+    def format_delta(self, delta: OutputDelta) -> list[Payload]:
         found = self._stream.push(self.parser.feed(delta))
         if delta.output is not None:
             calls = len(self.parser.message.tool_calls)

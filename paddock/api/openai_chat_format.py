@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
 from paddock.api.openai_chat_request import ChatCompletionRequest
 from paddock.api.openai_usage import openai_usage
 from paddock.api.token_decoder import TokenDecoder, format_chat_logprobs
-from paddock.records import Message, ToolCall
+from paddock.records import Message, OutputDelta, RequestOutput, ToolCall
 from paddock.text import parse_events
 
 
@@ -26,7 +25,7 @@ class ChatCompletionEnvelope:
         return self._wrap("chat.completion.chunk", choices) | more
 
     def format_response(
-        self, choices: Sequence[dict[str, Any]], outputs: Sequence[RequestOutputLike]
+        self, choices: Sequence[dict[str, Any]], outputs: Sequence[RequestOutput]
     ) -> dict[str, Any]:
         return self._wrap("chat.completion", choices) | {"usage": openai_usage(outputs)}
 
@@ -45,7 +44,7 @@ def format_choice(
     request: ChatCompletionRequest,
     index: int,
     message: Message,
-    output: RequestOutputLike,
+    output: RequestOutput,
     token_decoder: TokenDecoder,
 ) -> dict[str, Any]:
     """One complete choice."""
@@ -91,7 +90,7 @@ def format_tool_call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def openai_finish_reason(output: RequestOutputLike, *, calls: int) -> str:
+def openai_finish_reason(output: RequestOutput, *, calls: int) -> str:
     finish = output.completion.finish
     return "tool_calls" if finish == "stop" and calls else finish
 
@@ -114,7 +113,7 @@ class ChatCompletionStream:
         return self._chunk({"role": "assistant", "content": ""})
 
     def push(
-        self, events: Sequence[parse_events.ParseEvent], delta: OutputDeltaLike
+        self, events: Sequence[parse_events.ParseEvent], delta: OutputDelta
     ) -> list[dict[str, Any]]:
         if self.request.top_logprobs is not None:
             top = delta.top_logprobs if self.request.top_logprobs else ()
@@ -125,7 +124,7 @@ class ChatCompletionStream:
         deltas = [found for event in events for found in self._deltas(event)]
         return [self._chunk(each) for each in deltas]
 
-    def close(self, output: RequestOutputLike, *, calls: int) -> dict[str, Any]:
+    def close(self, output: RequestOutput, *, calls: int) -> dict[str, Any]:
         """The last chunk; `calls` is the number of tool calls in the whole message."""
         last = (
             self._content("</think>")

@@ -4,12 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api.delta_parser import (
-    HeldBackText,
-    OutputDeltaLike,
-    RequestOutputLike,
-    truncate_at_stop,
-)
+from paddock.api.delta_parser import HeldBackText, truncate_at_stop
 from paddock.api.errors import check_completion_count
 from paddock.api.request import ApiRequest, Prompt
 from paddock.api.sampling_fields import (
@@ -18,8 +13,8 @@ from paddock.api.sampling_fields import (
     parse_response_format,
     parse_sampling_params,
 )
-from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
-from paddock.records import ApiError, SamplingParams
+from paddock.api.token_decoder import TokenDecoder
+from paddock.records import ApiError, OutputDelta, RequestOutput, SamplingParams, TokenLogprob
 from paddock.text import DETOKENIZE_CONTEXT_TOKENS, IncrementalDetokenizer, Tokenizer, parse_events
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
@@ -121,7 +116,7 @@ class CompletionFormatter:
     tokenizer: Tokenizer
     token_decoder: TokenDecoder
 
-    def format_choice(self, output: RequestOutputLike, index: int) -> dict[str, Any]:
+    def format_choice(self, output: RequestOutput, index: int) -> dict[str, Any]:
         done = output.completion
         ids = () if self.request.scores_only else done.token_ids
         found: dict[str, Any] = {
@@ -137,7 +132,7 @@ class CompletionFormatter:
             found |= {"prompt_token_ids": list(self.prompt), "token_ids": list(ids)}
         return found
 
-    def finish_reason(self, output: RequestOutputLike) -> str:
+    def finish_reason(self, output: RequestOutput) -> str:
         return "length" if self.request.scores_only else output.completion.finish
 
     def _prompt_text(self) -> str:
@@ -147,7 +142,7 @@ class CompletionFormatter:
             return self.request.prompt
         return self.tokenizer.decode(list(self.prompt), skip_special=False)
 
-    def _text(self, ids: Sequence[int], output: RequestOutputLike) -> str:
+    def _text(self, ids: Sequence[int], output: RequestOutput) -> str:
         matched = output.matched_stop
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
@@ -160,10 +155,10 @@ class CompletionFormatter:
         skip = self.request.skip_special
         return IncrementalDetokenizer(self.tokenizer, skip_special=skip, behind=self.prompt)
 
-    def _logprobs(self, output: RequestOutputLike, ids: Sequence[int]) -> dict[str, Any]:
+    def _logprobs(self, output: RequestOutput, ids: Sequence[int]) -> dict[str, Any]:
         all_ids, behind = list(ids), self.prompt
         logprobs: list[float | None] = list(output.completion.logprobs[: len(ids)])
-        top: list[TokenLogprobLike | None] = list(output.top_logprobs[: len(ids)])
+        top: list[TokenLogprob | None] = list(output.top_logprobs[: len(ids)])
         if self.request.echo:
             all_ids, behind = [*self.prompt, *all_ids], ()
             logprobs = [*output.prompt_logprobs, *logprobs]
@@ -176,7 +171,7 @@ class CompletionFormatter:
         self,
         ids: Sequence[int],
         logprobs: Sequence[float | None],
-        top: Sequence[TokenLogprobLike | None],
+        top: Sequence[TokenLogprob | None],
         offset: int,
         behind: Sequence[int],
     ) -> dict[str, Any]:
@@ -201,7 +196,7 @@ class CompletionFormatter:
         }
 
     def _top_logprobs(
-        self, token_id: int, logprob: float | None, candidates: TokenLogprobLike | None
+        self, token_id: int, logprob: float | None, candidates: TokenLogprob | None
     ) -> dict[str, float] | None:
         """The top tokens and always the actual one."""
         if logprob is None:
@@ -224,7 +219,7 @@ class CompletionStream:
         self._held_back = HeldBackText(formatter.request.sampling.stop)
         self._prefix = formatter._prompt_text()
 
-    def push(self, delta: OutputDeltaLike) -> dict[str, Any]:
+    def push(self, delta: OutputDelta) -> dict[str, Any]:
         """The next choice object."""
         formatter, output = self._formatter, delta.output
         ids = () if formatter.request.scores_only else delta.token_ids

@@ -9,16 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
 from paddock.api.openai_responses_request import ResponsesRequest
 from paddock.api.token_decoder import TokenDecoder, format_chat_logprobs
-from paddock.records import Message
+from paddock.records import Message, OutputDelta, RequestOutput
 from paddock.text import parse_events
 
 ResponseItem = dict[str, Any]
 
 
-def responses_usage(output: RequestOutputLike) -> dict[str, Any]:
+def responses_usage(output: RequestOutput) -> dict[str, Any]:
     written = len(output.completion.token_ids)
     return {
         "input_tokens": output.prompt_tokens,
@@ -40,7 +39,7 @@ class ResponsesEnvelope:
     token_decoder: TokenDecoder
 
     def response_object(
-        self, items: Sequence[ResponseItem], output: RequestOutputLike | None
+        self, items: Sequence[ResponseItem], output: RequestOutput | None
     ) -> dict[str, Any]:
         """The response object; `output` is None while it is in progress."""
         status, incomplete = "in_progress", None
@@ -63,7 +62,7 @@ class ResponsesEnvelope:
             **self.request.echoed,
         }
 
-    def format_response(self, message: Message, output: RequestOutputLike) -> dict[str, Any]:
+    def format_response(self, message: Message, output: RequestOutput) -> dict[str, Any]:
         items: list[ResponseItem] = []
         suffix = self.id.removeprefix("resp_")
         if message.reasoning:
@@ -137,7 +136,7 @@ class ResponseStream:
         ]
 
     def push(
-        self, events: Sequence[parse_events.ParseEvent], delta: OutputDeltaLike
+        self, events: Sequence[parse_events.ParseEvent], delta: OutputDelta
     ) -> list[dict[str, Any]]:
         request = self.envelope.request
         if request.top_logprobs is not None:
@@ -147,7 +146,7 @@ class ResponseStream:
             )
         return [payload for event in events for payload in self._payloads(event)]
 
-    def close(self, output: RequestOutputLike) -> list[dict[str, Any]]:
+    def close(self, output: RequestOutput) -> list[dict[str, Any]]:
         found = list(self._close_item())
         if not self._items:
             found += [*self._open_item("message"), *self._close_item()]

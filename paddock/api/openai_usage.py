@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paddock.api.delta_parser import RequestOutputLike
+from paddock.records import RequestOutput
 
 
 def openai_usage(
-    outputs: Sequence[RequestOutputLike], *, prompts: int = 1, scores_only: bool = False
+    outputs: Sequence[RequestOutput], *, prompts: int = 1, scores_only: bool = False
 ) -> dict[str, Any]:
     """Usage of `outputs`, the same number for each of `prompts` prompts. A prompt with several
     completions counts once; with `scores_only` there are no completion tokens."""

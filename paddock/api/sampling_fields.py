@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sized
 from typing import Any
 
 from paddock.api.body import RequestBody
-from paddock.records import MAX_SEED, ApiError, Grammar, LogitBias, SamplingParams
+from paddock.records import ApiError, Grammar, LogitBias, SamplingParams
 
 OPENAI_FIELD_NAMES = {  # SamplingParams field -> name in OpenAI-like APIs
     "max_new_tokens": "max_tokens",
@@ -147,7 +147,7 @@ def parse_stop(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def normalize_seed(seed: int | None) -> int | None:
     """Clients may send any integer; the engine takes seeds of 63 bits."""
-    return None if seed is None else seed % MAX_SEED
+    return None if seed is None else seed % SamplingParams.MAX_SEED
 
 
 def parse_response_format(

@@ -5,14 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddock.api.delta_parser import (
-    HeldBackText,
-    OutputDeltaLike,
-    RequestOutputLike,
-    truncate_at_stop,
-)
+from paddock.api.delta_parser import HeldBackText, truncate_at_stop
 from paddock.api.sglang_request import GenerateRequest
-from paddock.api.token_decoder import TokenDecoder, TokenLogprobLike
+from paddock.api.token_decoder import TokenDecoder
+from paddock.records import OutputDelta, RequestOutput, TokenLogprob
 from paddock.text import IncrementalDetokenizer, Tokenizer, parse_events
 
 LogprobEntry = list[Any]  # [log-probability, token id, text or null]
@@ -29,7 +25,7 @@ class GenerateFormatter:
     replica: int
     label: Callable[[int], str] = str  # label of a weight version
 
-    def format_response(self, output: RequestOutputLike) -> dict[str, Any]:
+    def format_response(self, output: RequestOutput) -> dict[str, Any]:
         """The complete response."""
         ids = () if self.request.scores_only else output.completion.token_ids
         return {
@@ -55,7 +51,7 @@ class GenerateFormatter:
                 meta["output_top_logprobs"] = [self._candidates(each) for each in chunk.top]
         return {"text": chunk.text, "output_ids": list(chunk.ids), "meta_info": meta}
 
-    def format_meta_info(self, output: RequestOutputLike) -> dict[str, Any]:
+    def format_meta_info(self, output: RequestOutput) -> dict[str, Any]:
         done = output.completion
         ids = () if self.request.scores_only else done.token_ids
         starts, first = [], 0
@@ -80,7 +76,7 @@ class GenerateFormatter:
             meta["prompt_token_ids"] = list(self.prompt)
         return meta | self._logprobs(output, ids) | self._routing(output) | _speculation(output)
 
-    def _logprobs(self, output: RequestOutputLike, ids: Sequence[int]) -> dict[str, Any]:
+    def _logprobs(self, output: RequestOutput, ids: Sequence[int]) -> dict[str, Any]:
         if self.request.top_logprobs is None:
             return {}
         count = len(ids)
@@ -109,7 +105,7 @@ class GenerateFormatter:
             ]
         return found
 
-    def _routing(self, output: RequestOutputLike) -> dict[str, Any]:
+    def _routing(self, output: RequestOutput) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if output.routing is None:
             return found
@@ -121,7 +117,7 @@ class GenerateFormatter:
             found["indexer_topk"] = _b64(output.routing.index_TLK)
         return found
 
-    def _text(self, ids: Sequence[int], output: RequestOutputLike) -> str:
+    def _text(self, ids: Sequence[int], output: RequestOutput) -> str:
         matched = output.matched_stop if self.request.trim_stop else None
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
@@ -137,7 +133,7 @@ class GenerateFormatter:
     def _entries(self, logprobs: Sequence[float | None], ids: Sequence[int]) -> list[LogprobEntry]:
         return [self._entry(*pair) for pair in zip(logprobs, ids, strict=True)]
 
-    def _candidates(self, candidates: TokenLogprobLike | None) -> list[LogprobEntry] | None:
+    def _candidates(self, candidates: TokenLogprob | None) -> list[LogprobEntry] | None:
         if candidates is None:
             return None
         return [
@@ -160,7 +156,7 @@ class GenerateChunk:
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    top: list[TokenLogprobLike] = field(default_factory=list)
+    top: list[TokenLogprob] = field(default_factory=list)
     total: int = 0  # completion tokens so far
 
 
@@ -175,7 +171,7 @@ class GenerateStream:
         )
         self._chunk, self._sent_chars = GenerateChunk(), 0
 
-    def push(self, delta: OutputDeltaLike) -> dict[str, Any] | None:
+    def push(self, delta: OutputDelta) -> dict[str, Any] | None:
         """The next payload; None if there is nothing to send."""
         output = delta.output
         if self._formatter.request.scores_only and output is None:
@@ -197,7 +193,7 @@ class GenerateStream:
         chunk.total += len(delta.token_ids)
         return self._formatter.format_chunk(chunk, delta.version)
 
-    def _final_payload(self, delta: OutputDeltaLike, output: RequestOutputLike) -> dict[str, Any]:
+    def _final_payload(self, delta: OutputDelta, output: RequestOutput) -> dict[str, Any]:
         response = self._formatter.format_response(output)
         if self._incremental:
             new = 0 if self._formatter.request.scores_only else len(delta.token_ids)
@@ -212,7 +208,7 @@ class GenerateStream:
         return response
 
 
-def sglang_finish_reason(output: RequestOutputLike, tokens: int) -> dict[str, Any]:
+def sglang_finish_reason(output: RequestOutput, tokens: int) -> dict[str, Any]:
     match output.completion.finish:
         case "stop":
             return {"type": "stop", "matched": output.matched_stop}
@@ -227,7 +223,7 @@ def sglang_finish_reason(output: RequestOutputLike, tokens: int) -> dict[str, An
             }
 
 
-def _speculation(output: RequestOutputLike) -> dict[str, Any]:
+def _speculation(output: RequestOutput) -> dict[str, Any]:
     if not output.draft_tokens:
         return {}
     steps = max(1, output.verify_steps)

@@ -3,20 +3,12 @@
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
+from paddock.records import TokenLogprob
 from paddock.text import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-class TokenLogprobLike(Protocol):
-    """Tokens at one position with their log-probabilities."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def logprobs(self) -> Sequence[float]: ...
 
 
 class TokenDecoder:
@@ -79,7 +71,7 @@ def format_chat_logprobs(
     token_decoder: TokenDecoder,
     token_ids: Sequence[int],
     logprobs: Sequence[float],
-    top: Sequence[TokenLogprobLike],
+    top: Sequence[TokenLogprob],
 ) -> list[dict[str, Any]]:
     """Entries of `logprobs.content`, one per token; `top` may be empty."""
 

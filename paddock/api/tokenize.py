@@ -10,7 +10,7 @@ from paddock.api.body import RequestBody
 from paddock.api.openai_chat_request import parse_function_tools, parse_request_messages
 from paddock.api.request import ChatRequest
 from paddock.records import ApiError, SamplingParams
-from paddock.text import TOKENIZER_CONFIG_FILE, Tokenizer
+from paddock.text import Tokenizer
 
 
 class TokenizeBody(RequestBody):
@@ -61,7 +61,7 @@ def parse_template_request(
 
 def tokenizer_info(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
     """tokenizer_config.json with eos, bos and pad token as strings."""
-    config: dict[str, Any] = json.loads(tokenizer.files[TOKENIZER_CONFIG_FILE])
+    config: dict[str, Any] = json.loads(tokenizer.files[Tokenizer.CONFIG_FILE])
     named = {
         name: _token_text(config.get(name)) for name in ("eos_token", "bos_token", "pad_token")
     }

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddock.api.body import parse_body
-from paddock.api.delta_parser import OutputDeltaLike, RequestOutputLike
 from paddock.api.openai_usage import openai_usage
 from paddock.api.request import ApiRequest
 from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
-from paddock.api.token_decoder import TokenLogprobLike
-from paddock.records import ApiError, SamplingParams
+from paddock.records import ApiError, OutputDelta, RequestOutput, SamplingParams, TokenLogprob
 
 
 class VLLMGenerateBody(SamplingFields):
@@ -66,7 +64,7 @@ def parse_vllm_generate_request(
 
 def format_vllm_generate_response(
     request: VLLMGenerateRequest,
-    outputs: list[RequestOutputLike],
+    outputs: list[RequestOutput],
     *,
     id: str,
     model: str,
@@ -83,7 +81,7 @@ def format_vllm_generate_response(
 
 
 def format_vllm_generate_chunk(
-    request: VLLMGenerateRequest, index: int, delta: OutputDeltaLike
+    request: VLLMGenerateRequest, index: int, delta: OutputDelta
 ) -> dict[str, Any]:
     """One stream payload."""
     entries = _entries(request, delta.token_ids, delta.logprobs, delta.top_logprobs)
@@ -97,7 +95,7 @@ def format_vllm_generate_chunk(
     return {"choices": [choice], "usage": openai_usage([delta.output]) if delta.output else None}
 
 
-def _choice(request: VLLMGenerateRequest, index: int, output: RequestOutputLike) -> dict[str, Any]:
+def _choice(request: VLLMGenerateRequest, index: int, output: RequestOutput) -> dict[str, Any]:
     done = output.completion
     return {
         "index": index,
@@ -118,7 +116,7 @@ def _entries(
         return None
     content = []
     for i, (token_id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-        candidates: TokenLogprobLike | None = top[i] if top and request.top_logprobs else None
+        candidates: TokenLogprob | None = top[i] if top and request.top_logprobs else None
         pairs = zip(candidates.token_ids, candidates.logprobs, strict=True) if candidates else ()
         entry = _entry(token_id, logprob)
         top_entries = [_entry(*pair) for pair in pairs][: request.top_logprobs]
@@ -131,7 +129,7 @@ def _entry(token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _prompt_logprobs(
-    request: VLLMGenerateRequest, output: RequestOutputLike
+    request: VLLMGenerateRequest, output: RequestOutput
 ) -> list[dict[str, Any] | None] | None:
     """For each prompt token, its log-probability and those of the top tokens."""
     if request.prompt_logprobs is None:

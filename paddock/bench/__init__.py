@@ -8,24 +8,20 @@ serving.py       throughput and latency of an engine or a server
 training.py      throughput, memory and MFU of a training step
 """
 
-from paddock.bench.kernel_inputs import LayerShape, layer_shape
+from paddock.bench.kernel_inputs import layer_shape
 from paddock.bench.kernels import KernelTiming, time_kernels
 from paddock.bench.serving import (
-    BenchmarkEngine,
     ServingMetrics,
     Workload,
     connect_server,
     open_benchmark_engine,
     run_workload,
 )
-from paddock.bench.training import TrainingThroughput, measure_training
+from paddock.bench.training import measure_training
 
 __all__ = [
-    "BenchmarkEngine",
     "KernelTiming",
-    "LayerShape",
     "ServingMetrics",
-    "TrainingThroughput",
     "Workload",
     "connect_server",
     "layer_shape",

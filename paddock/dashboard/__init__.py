@@ -29,7 +29,6 @@ from paddock.dashboard.app import DashboardApp, build_app
 from paddock.dashboard.comparison import write_comparison
 from paddock.dashboard.demo import write_demo_runs
 from paddock.dashboard.engine_monitor import EngineMonitor
-from paddock.dashboard.messages import TokenText
 from paddock.dashboard.pipeline_report import read_pipeline_report, write_pipeline_report
 from paddock.dashboard.run_index import RunIndex
 from paddock.dashboard.run_report import write_report
@@ -39,7 +38,6 @@ __all__ = [
     "DashboardApp",
     "EngineMonitor",
     "RunIndex",
-    "TokenText",
     "build_app",
     "format_duration",
     "read_pipeline_report",

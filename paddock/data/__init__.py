@@ -24,7 +24,7 @@ from paddock.data.prepare.settings import CorpusSettings
 from paddock.data.reasoning import ReasoningSource
 from paddock.data.shards import Corpus, IndexedDataset
 from paddock.data.sources import FileSource, FolderSource, JsonlSource, ParquetSource, SourceContext
-from paddock.data.tokenize_dialogue import THINKING_MODES, tokenize_dialogue
+from paddock.data.tokenize_dialogue import THINKING_MODES
 from paddock.data.tokenizer import TokenizerSettings, open_tokenizer
 from paddock.text import Tokenizer
 
@@ -52,5 +52,4 @@ __all__ = [
     "message_to_json",
     "open_tokenizer",
     "prepare_corpus",
-    "tokenize_dialogue",
 ]

@@ -8,7 +8,15 @@ import numpy as np
 
 from paddock.engine.kv_cache import RecurrentStates
 from paddock.engine.stats import SpecDecodingStats
-from paddock.records import Completion, FinishReason, SamplingParams, Segment
+from paddock.records import (
+    Completion,
+    FinishReason,
+    OutputDelta,
+    RequestOutput,
+    SamplingParams,
+    Segment,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from paddock.engine.grammar import GrammarConstraint
@@ -52,27 +60,6 @@ class Request:
     in_reasoning: bool | None = None  # None: derived from the prompt's special tokens
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Some tokens at one position with their log-probabilities."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputDelta:
-    """New tokens of one step. The tuples are parallel to `token_ids` or empty."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    forced: tuple[int, ...] = ()  # positions in the whole output
-    version: int
-    top_logprobs: tuple[TokenLogprob, ...] = ()
-    requested_logprobs: tuple[TokenLogprob, ...] = ()
-    output: "RequestOutput | None" = None  # set on the last delta
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutingReplay:
     """Routing decisions for prompt and output, so that a trainer can replay them. One row per
@@ -84,37 +71,6 @@ class RoutingReplay:
 
     expert_TLK: np.ndarray | None
     index_TLK: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
-    """The result of a finished request."""
-
-    id: str
-    prompt_tokens: int
-    completion: Completion
-    matched_stop: int | str | None = None  # stop token id or stop string
-    abort_reason: str = ""  # empty unless aborted
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
-    reasoning_tokens: int = 0
-    preemptions: int = 0
-    prompt_logprobs: tuple[float | None, ...] = ()  # at temperature 1; None for the first token
-    prompt_top_logprobs: tuple[TokenLogprob | None, ...] = ()
-    prompt_requested_logprobs: tuple[TokenLogprob | None, ...] = ()
-    top_logprobs: tuple[TokenLogprob, ...] = ()
-    requested_logprobs: tuple[TokenLogprob, ...] = ()
-    routing: RoutingReplay | None = None
-    draft_tokens: int = 0
-    accepted_draft_tokens: int = 0
-    verify_steps: int = 0
-    queue_time_s: float = 0.0
-    ttft_s: float | None = None  # time to first token
-    e2e_latency_s: float = 0.0
-
-    @property
-    def accept_length(self) -> float:
-        """Generated tokens per decode step."""
-        return len(self.completion.token_ids) / max(1, self.verify_steps)
 
 
 OutputCallback = Callable[[OutputDelta | EngineError], None]  # called on the engine thread

@@ -13,7 +13,6 @@ sse.py         server-sent events, and cancellation when a client disconnects
 
 from paddock.http.api_keys import api_key_from_headers, has_api_key
 from paddock.http.cross_site import is_allowed_host, is_cross_site
-from paddock.http.json_body import parse_json
 from paddock.http.pool import ConnectionPool, PooledResponse
 from paddock.http.rendezvous import ranks_by_preference, rendezvous_order, rendezvous_scores
 from paddock.http.router import (
@@ -22,7 +21,6 @@ from paddock.http.router import (
     PayloadStream,
     error_response,
     json_response,
-    read_body,
     to_api_error,
 )
 from paddock.http.server import uvicorn_config
@@ -43,9 +41,7 @@ __all__ = [
     "is_allowed_host",
     "is_cross_site",
     "json_response",
-    "parse_json",
     "ranks_by_preference",
-    "read_body",
     "rendezvous_order",
     "rendezvous_scores",
     "socket_url",

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from paddock.launch.engine_stats import EngineStatLogger, Row
 from paddock.launch.engines import ModelFolder, load_engines, open_model_folder, pick_devices
 from paddock.launch.errors import UserError
+from paddock.records import RequestOutput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paddock.api import RequestOutputLike
     from paddock.checkpoint import WeightPublisher, WeightUpdate
     from paddock.engine import Engine, EngineSettings, SubprocessEngine
     from paddock.rl import LogprobScorer, RLSettings, RolloutEngineSettings
@@ -364,7 +364,7 @@ class RoutingRecorder:
         self._generate = generate
         self._kept: dict[str, tuple[tuple[int, ...], NDArray[Any]]] = {}
 
-    async def generate(self, ask: "InferenceRequest") -> "RequestOutputLike":
+    async def generate(self, ask: "InferenceRequest") -> "RequestOutput":
         answer = await self._generate.generate(replace(ask, return_routing=True))
         replay = getattr(answer, "routing", None)
         if replay is not None and replay.expert_TLK is not None:

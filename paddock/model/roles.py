@@ -14,7 +14,8 @@ from paddock.model.attention.mla import MLA
 from paddock.model.config import MLASettings, ModelConfig
 from paddock.model.moe import GroupedExperts, TopKRouter
 from paddock.model.mtp import MTP
-from paddock.records import ModelPart, MuonSplit, NamedParameter, ParameterRole
+from paddock.records import NamedParameter, ParameterRole
+from paddock.records import parameter as roles
 
 
 def parameter_roles(
@@ -32,7 +33,9 @@ def parameter_roles(
             special |= _gqa_roles(module)
         elif isinstance(module, GroupedExperts):
             inner = module.gate_up.shape[1] // 2
-            special[id(module.gate_up)] = ParameterRole("matrix", MuonSplit(rows=(inner, inner)))
+            special[id(module.gate_up)] = ParameterRole(
+                "matrix", roles.MuonSplit(rows=(inner, inner))
+            )
         elif isinstance(module, TopKRouter):
             special[id(module.weight)] = ParameterRole("router")
         elif isinstance(module, IndexerWeightsProjection):
@@ -56,9 +59,9 @@ def parameter_roles(
     ]
 
 
-def _parts(network: nn.Module) -> dict[int, ModelPart]:
+def _parts(network: nn.Module) -> dict[int, roles.ModelPart]:
     """The part of every parameter of an indexer or MTP layer, by the parameter's id."""
-    found: dict[int, ModelPart] = {}
+    found: dict[int, roles.ModelPart] = {}
     for module in network.modules():
         if isinstance(module, MTP):
             found |= dict.fromkeys(map(id, module.parameters()), "mtp")
@@ -87,22 +90,22 @@ def _mla_roles(module: MLA, mla: MLASettings, split_rope_rows: bool) -> dict[int
     query = module.q if mla.q_rank is None else module.q_b
     rows = (mla.nope, mla.rope) if split_rope_rows else (mla.qk_head_dim,)
     return _split_roles(
-        (query, MuonSplit(heads=mla.heads, rows=rows)),
-        (module.kv_b, MuonSplit(heads=mla.heads, rows=(mla.nope, mla.value))),
+        (query, roles.MuonSplit(heads=mla.heads, rows=rows)),
+        (module.kv_b, roles.MuonSplit(heads=mla.heads, rows=(mla.nope, mla.value))),
     )
 
 
 def _gqa_roles(module: GQA) -> dict[int, ParameterRole]:
     gqa = module.gqa
-    key_value = MuonSplit(heads=gqa.kv_heads, rows=(gqa.dim,))
+    key_value = roles.MuonSplit(heads=gqa.kv_heads, rows=(gqa.dim,))
     return _split_roles(
-        (module.q, MuonSplit(heads=gqa.heads, rows=(gqa.dim,))),
+        (module.q, roles.MuonSplit(heads=gqa.heads, rows=(gqa.dim,))),
         (module.k, key_value),
         (module.v, key_value),
     )
 
 
-def _split_roles(*splits: tuple[nn.Module, MuonSplit]) -> dict[int, ParameterRole]:
+def _split_roles(*splits: tuple[nn.Module, roles.MuonSplit]) -> dict[int, ParameterRole]:
     """Roles by parameter id. Quantized replacements of a linear layer have no parameters."""
     return {
         id(linear.weight): ParameterRole("matrix", split)

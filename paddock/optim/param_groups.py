@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
-from paddock.records import ParameterKind, ParameterRole
+from paddock.records import ParameterRole, parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class ParamGroupOptions:
 PARAM_GROUP_OPTIONS: Mapping[str, ParamGroupOptions] = MappingProxyType(
     {
         kind: ParamGroupOptions(apply_weight_decay=kind != "vector")
-        for kind in get_args(ParameterKind)
+        for kind in get_args(parameter.ParameterKind)
     }
 )
 
@@ -28,7 +28,7 @@ PARAM_GROUP_OPTIONS: Mapping[str, ParamGroupOptions] = MappingProxyType(
 def block_rows(role: ParameterRole, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Heights of the row blocks, repeated, that a parameter of this shape is split into.
 
-    >>> from paddock.records import MuonSplit
+    >>> from paddock.records.parameter import MuonSplit
     >>> block_rows(ParameterRole("matrix", MuonSplit(heads=64, rows=(192, 256))), (28672, 512))
     (192, 256)
     >>> block_rows(ParameterRole("matrix"), (256, 6144, 2048))

@@ -17,6 +17,7 @@ w4a8.py       integer weights and scales: one quantizer for training, scoring an
 from paddock.checkpoint import COMPRESSED_TENSORS, QUANTIZED_LOADERS
 from paddock.quant.calibration_data import CalibrationText, TextPurpose
 from paddock.quant.compressed_tensors import load_quantized
+from paddock.quant.qat import int4
 from paddock.quant.rotate import rotate
 from paddock.quant.run import QuantizationProgress, check_not_quantized, quantize_folder
 from paddock.quant.settings import RECIPES, QuantSettings
@@ -32,6 +33,7 @@ __all__ = [
     "QuantizedTensor",
     "TextPurpose",
     "check_not_quantized",
+    "int4",
     "load_quantized",
     "quantize",
     "quantize_folder",

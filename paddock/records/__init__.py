@@ -5,26 +5,24 @@ errors.py           ApiError: what an HTTP API reports to its client
 json_codec.py       records to JSON values and back
 message.py          chat messages, tool calls and tool specifications
 parameter.py        the role of a model parameter, for optimizers
+request_output.py   RequestOutput, OutputDelta and TokenLogprob of an engine
 sampling_params.py  SamplingParams, LogitBias and Grammar of a request
 task.py             Task, Budget, Verdict and Failure
 train_sample.py     TrainSample: one token sequence for the RL trainer
 trajectory.py       Trajectory: the recorded tokens of one rollout
 """
 
-from paddock.records import json_codec
+from paddock.records import json_codec, parameter
 from paddock.records.dialogue import Dialogue, LossMaskSpan, ThinkingMode
 from paddock.records.errors import ApiError
 from paddock.records.message import Message, Role, ToolCall, ToolSpec
 from paddock.records.parameter import (
-    ModelPart,
-    MuonSplit,
     NamedParameter,
-    ParameterKind,
     ParameterRole,
 )
-from paddock.records.sampling_params import MAX_SEED, Grammar, LogitBias, SamplingParams
+from paddock.records.request_output import OutputDelta, RequestOutput, TokenLogprob
+from paddock.records.sampling_params import Grammar, LogitBias, SamplingParams
 from paddock.records.task import (
-    MAX_ABS_REWARD,
     Budget,
     Failure,
     FailureKind,
@@ -36,8 +34,6 @@ from paddock.records.train_sample import TrainSample
 from paddock.records.trajectory import Completion, FinishReason, Segment, Trajectory, Turn
 
 __all__ = [
-    "MAX_ABS_REWARD",
-    "MAX_SEED",
     "ApiError",
     "Budget",
     "Completion",
@@ -49,17 +45,17 @@ __all__ = [
     "LogitBias",
     "LossMaskSpan",
     "Message",
-    "ModelPart",
-    "MuonSplit",
     "NamedParameter",
     "Outcome",
-    "ParameterKind",
+    "OutputDelta",
     "ParameterRole",
+    "RequestOutput",
     "Role",
     "SamplingParams",
     "Segment",
     "Task",
     "ThinkingMode",
+    "TokenLogprob",
     "ToolCall",
     "ToolSpec",
     "TrainSample",
@@ -67,4 +63,5 @@ __all__ = [
     "Turn",
     "Verdict",
     "json_codec",
+    "parameter",
 ]

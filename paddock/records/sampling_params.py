@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 
@@ -77,6 +77,7 @@ class SamplingParams:
     seed: int | None = None  # the output does not depend on what else is in the batch
     thinking_budget: int | None = None  # max reasoning tokens before </think> is forced
     grammar: Grammar | None = None
+    MAX_SEED: ClassVar[int] = MAX_SEED
 
     def __post_init__(self) -> None:
         for problem in _problems(self):

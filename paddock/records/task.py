@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from reprlib import repr as short
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from paddock.records.message import Message
 
@@ -56,6 +56,7 @@ class Verdict:
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)  # components of the reward
     note: str = ""
+    MAX_ABS_REWARD: ClassVar[float] = MAX_ABS_REWARD
 
     def __post_init__(self) -> None:
         if not -MAX_ABS_REWARD <= self.reward <= MAX_ABS_REWARD:  # also rejects NaN

@@ -14,11 +14,13 @@ from pydantic import (
 )
 
 from paddock.config import BaseSettings
-from paddock.records import MAX_ABS_REWARD
+from paddock.records import Verdict
 from paddock.rollout import NonNegativeWeight, RolloutSettings, TaskSettings
 from paddock.train import CheckpointSettings, ComputeSettings, ModelInitSettings, OptimSettings
 
-Reward = Annotated[float, Field(ge=-MAX_ABS_REWARD, le=MAX_ABS_REWARD, allow_inf_nan=False)]
+Reward = Annotated[
+    float, Field(ge=-Verdict.MAX_ABS_REWARD, le=Verdict.MAX_ABS_REWARD, allow_inf_nan=False)
+]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

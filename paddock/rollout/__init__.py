@@ -39,6 +39,7 @@ from paddock.rollout.client import (
 from paddock.rollout.concurrency import AdaptiveConcurrencyLimit, EngineLoad
 from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 from paddock.rollout.executor import LongRunningRollout
+from paddock.rollout.gateway import build_gateway
 from paddock.rollout.group import RolloutFn, RolloutGroup, TaskSpec
 from paddock.rollout.in_flight import CANCEL_GRACE_S, failed_trajectory
 from paddock.rollout.orchestrator import LogEvent, Orchestrator
@@ -78,6 +79,7 @@ __all__ = [
     "RunAbortedError",
     "TaskSettings",
     "TaskSpec",
+    "build_gateway",
     "failed_trajectory",
     "sglang_client",
 ]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from paddock.api import OutputDeltaLike, RequestOutputLike, TokenLogprobLike
-from paddock.records import MAX_SEED, Completion, SamplingParams
+from paddock.records import OutputDelta, RequestOutput, SamplingParams
 
 
 class EngineUnavailableError(Exception):
@@ -46,10 +45,10 @@ class InferenceClient(Protocol):
     """Generates tokens. A request is aborted when its task is cancelled or its stream is closed
     early. Raises EngineUnavailableError or RequestRejectedError."""
 
-    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, request: InferenceRequest) -> RequestOutput:
         """The complete output."""
 
-    def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+    def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDelta, None]:
         """Deltas as they are sampled; the last one has the complete output."""
 
     def end_session(self, session: str) -> None:
@@ -59,42 +58,7 @@ class InferenceClient(Protocol):
         """Why no engine is available now; empty if one is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
-    """Output of a request, structurally equal to that of the engine package."""
-
-    completion: Completion
-    prompt_tokens: int = 0
-    id: str = ""
-    matched_stop: int | str | None = None  # stop token or stop string
-    abort_reason: str = ""  # if it was aborted
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    preemptions: int = 0
-    prompt_logprobs: Sequence[float | None] = ()
-    prompt_top_logprobs: Sequence[TokenLogprobLike | None] = ()
-    prompt_requested_logprobs: Sequence[TokenLogprobLike | None] = ()
-    top_logprobs: Sequence[TokenLogprobLike] = ()
-    requested_logprobs: Sequence[TokenLogprobLike] = ()
-    routing: Any = None
-    draft_tokens: int = 0
-    accepted_draft_tokens: int = 0
-    verify_steps: int = 0
-    e2e_latency_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputDelta:
-    """Newly sampled tokens of a streamed output."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    version: int
-    top_logprobs: Sequence[TokenLogprobLike] = ()
-    output: RequestOutputLike | None = None  # in the last delta only
-
-
-def final_delta(output: RequestOutputLike) -> OutputDelta:
+def final_delta(output: RequestOutput) -> OutputDelta:
     """A complete output as the only delta of a stream."""
     done = output.completion
     version = done.versions[-1].version if done.versions else 0
@@ -116,10 +80,10 @@ class StatelessClient:
 class NonStreamingClient(StatelessClient):
     """Base of clients that do not stream: `stream` yields a single delta."""
 
-    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, request: InferenceRequest) -> RequestOutput:
         raise NotImplementedError
 
-    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDelta, None]:
         yield final_delta(await self.generate(request))
 
 
@@ -146,9 +110,9 @@ class InProcessClient(StatelessClient):
     rejection_errors: tuple[type[Exception], ...] = field(kw_only=True)
     engine_errors: tuple[type[Exception], ...] = field(kw_only=True)
 
-    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, request: InferenceRequest) -> RequestOutput:
         try:
-            output: RequestOutputLike = await self.engine.async_generate(self._request(request))
+            output: RequestOutput = await self.engine.async_generate(self._request(request))
         except self.overlong_errors as error:
             raise OverlongPromptError(str(error)) from None
         except self.rejection_errors as error:
@@ -157,7 +121,7 @@ class InProcessClient(StatelessClient):
             raise EngineUnavailableError(str(error)) from error
         return output
 
-    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDelta, None]:
         try:
             async with aclosing(self.engine.stream(self._request(request))) as deltas:
                 async for delta in deltas:
@@ -190,7 +154,7 @@ def turn_seed(seed: int | None, turn: int) -> int | None:
     if seed is None:
         return None
     digest = blake2b(f"{seed} {turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % MAX_SEED
+    return int.from_bytes(digest, "little") % SamplingParams.MAX_SEED
 
 
 def as_int32_array(ids: Sequence[int]) -> "array[int]":

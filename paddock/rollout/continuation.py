@@ -3,8 +3,7 @@
 from array import array
 from dataclasses import replace
 
-from paddock.api import OutputDeltaLike, RequestOutputLike
-from paddock.records import Completion, SamplingParams, Segment
+from paddock.records import Completion, OutputDelta, SamplingParams, Segment
 from paddock.rollout.client import InferenceRequest, RequestOutput, turn_seed
 
 
@@ -73,8 +72,8 @@ def concat_completions(one: Completion, other: Completion) -> Completion:
 
 
 def merge_partial_output(
-    before: Completion | None, output: RequestOutputLike, request: InferenceRequest
-) -> RequestOutputLike:
+    before: Completion | None, output: RequestOutput, request: InferenceRequest
+) -> RequestOutput:
     """The output of the original request, whose last part is `output`."""
     if before is None:
         return output
@@ -98,7 +97,7 @@ class DeltaAccumulator:
         self._logprobs: list[float] = []
         self._versions: list[Segment] = []
 
-    def add(self, delta: OutputDeltaLike) -> None:
+    def add(self, delta: OutputDelta) -> None:
         count = len(delta.token_ids)
         self._ids += delta.token_ids
         self._logprobs += delta.logprobs

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from paddock.api import RequestOutputLike
+from paddock.records import RequestOutput
 from paddock.rollout.client import InferenceClient, InferenceRequest, NonStreamingClient
 
 PauseEngine = Callable[[], AbstractAsyncContextManager[Any]]
@@ -114,8 +114,8 @@ class DeterministicClient(NonStreamingClient):
     def __init__(self, client: InferenceClient, barrier: RequestBarrier) -> None:
         self._client, self._barrier = client, barrier
 
-    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
-        output: RequestOutputLike = await self._barrier.submit(
+    async def generate(self, request: InferenceRequest) -> RequestOutput:
+        output: RequestOutput = await self._barrier.submit(
             request.session_id, lambda: self._client.generate(request)
         )
         return output

@@ -15,9 +15,8 @@ from typing import Self, TypeVar
 
 from pydantic import PositiveFloat, PositiveInt
 
-from paddock.api import OutputDeltaLike, RequestOutputLike
 from paddock.config import BaseSettings
-from paddock.records import Completion
+from paddock.records import Completion, RequestOutput
 from paddock.rollout.client import (
     EngineUnavailableError,
     InferenceClient,
@@ -129,7 +128,7 @@ class ReplicaPool:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, request: InferenceRequest) -> RequestOutput:
         end = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         before: Completion | None = None
         current, failures = request, 0
@@ -154,7 +153,7 @@ class ReplicaPool:
                 current = _retry(rest, request, failures)
                 await self._pause(failures, end)
 
-    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDelta, None]:
         end = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         current, failures, streamed = request, 0, DeltaAccumulator()
         with _busy_session(self._busy, request.session_id):
@@ -188,7 +187,7 @@ class ReplicaPool:
 
     async def _deltas(
         self, replica: Replica, request: InferenceRequest, end: float
-    ) -> AsyncGenerator[OutputDeltaLike, None]:
+    ) -> AsyncGenerator[OutputDelta, None]:
         """The stream of a replica, with a deadline for each delta."""
         async with aclosing(replica.generate.stream(request)) as deltas:
             while True:

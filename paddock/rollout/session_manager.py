@@ -15,10 +15,10 @@ from uuid import uuid4
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from paddock.api import ChatRequest, OutputDeltaLike, RequestOutputLike, fit_to_context
+from paddock.api import ChatRequest, fit_to_context
 from paddock.api import formatter as api_formatter
 from paddock.config import BaseSettings
-from paddock.records import ApiError, Message, SamplingParams
+from paddock.records import ApiError, Message, OutputDelta, RequestOutput, SamplingParams
 from paddock.rollout.client import InferenceClient, InferenceRequest, final_delta, turn_seed
 from paddock.rollout.prefix_matcher import LOOSE, Digest, PrefixMatcher, prefix_digests
 from paddock.rollout.session import PRESERVED, Session, SessionHistory, TurnPrompt
@@ -186,7 +186,7 @@ class TurnInProgress:
     prompt: TurnPrompt
     request: InferenceRequest
     formatter: api_formatter.ResponseFormatter | None = None
-    output: RequestOutputLike | None = None
+    output: RequestOutput | None = None
     _delivery: asyncio.Event | None = None
 
     async def respond(self) -> api_formatter.Payload:
@@ -225,7 +225,7 @@ class TurnInProgress:
         assert self.output is not None
         self.session.session.record(self.prompt, self.output.completion, heard)
 
-    async def _deltas(self) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def _deltas(self) -> AsyncGenerator[OutputDelta, None]:
         async with aclosing(self.sessions.generate.stream(self.request)) as deltas:
             async for delta in deltas:
                 self.output = delta.output

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from paddock.api import OutputDeltaLike, RequestOutputLike, sglang_client
+from paddock.api import sglang_client
 from paddock.http import ConnectionPool, PooledResponse
 from paddock.records import ApiError, SamplingParams
 from paddock.rollout.client import (
@@ -158,11 +158,11 @@ class SGLangClient(StatelessClient):
     ) -> None:
         self.server, self.context, self.experts = server, context, experts
 
-    async def generate(self, request: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, request: InferenceRequest) -> RequestOutput:
         payload = await self.server.post("/generate", self._body(request), self._headers(request))
         return self._answer(request, _read(payload))
 
-    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDeltaLike, None]:
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDelta, None]:
         so_far: sglang_client.GenerateOutput | None = None
         body = self._body(request) | {"stream": True}
         async for payload in self.server.stream_events("/generate", body, self._headers(request)):

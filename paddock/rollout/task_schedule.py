@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
-from paddock.records import MAX_SEED
+from paddock.records import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class RolloutSpec:
         """Derive the rollout's seed from that of the run."""
         text = f"{seed}\0{task}\0{number}\0{member}"
         digest = blake2b(text.encode(), digest_size=8).digest()
-        own = int.from_bytes(digest, "little") % MAX_SEED
+        own = int.from_bytes(digest, "little") % SamplingParams.MAX_SEED
         return cls(task=task, number=number, member=member, seed=own)
 
     @property

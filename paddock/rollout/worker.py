@@ -7,9 +7,9 @@ this process.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paddock.api import DeltaParser, RequestOutputLike
+from paddock.api import DeltaParser
 from paddock.envs import RolloutFailed, RolloutTrace, Taskset, convert_errors, run_rollout
-from paddock.records import Message, SamplingParams, Task, ToolSpec, Trajectory
+from paddock.records import Message, RequestOutput, SamplingParams, Task, ToolSpec, Trajectory
 from paddock.rollout.client import (
     EngineUnavailableError,
     InferenceClient,
@@ -110,7 +110,7 @@ class SessionPolicy:
             raise RolloutFailed("policy", "reply", what)
         return reading.message
 
-    async def _answer(self, prompt: TurnPrompt) -> RequestOutputLike:
+    async def _answer(self, prompt: TurnPrompt) -> RequestOutput:
         request = InferenceRequest(
             token_ids=prompt.prompt,
             sampling_params=self._fitted(len(prompt.prompt)),

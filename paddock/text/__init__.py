@@ -30,12 +30,12 @@ from paddock.text.chat_template import (
 from paddock.text.completion_parser import CompletionParser, is_in_reasoning, parse_completion
 from paddock.text.gguf import tokenizer_from_gguf
 from paddock.text.messages import parse_messages
+from paddock.text.prefix_check import find_prefix_change
 from paddock.text.renderer import NotPrefixPreservingError, RenderedTokens, Renderer
 from paddock.text.renderer_factory import get_renderer, with_chat_template
 from paddock.text.special_tokens import SpecialToken, SpecialTokenIds
 from paddock.text.tokenizer import (
     DETOKENIZE_CONTEXT_TOKENS,
-    TOKENIZER_CONFIG_FILE,
     IncrementalDetokenizer,
     TextTooLongError,
     Tokenizer,
@@ -47,7 +47,6 @@ from paddock.text.tool_call_grammar import tool_call_grammar
 __all__ = [
     "DEFAULT_THINKING",
     "DETOKENIZE_CONTEXT_TOKENS",
-    "TOKENIZER_CONFIG_FILE",
     "ChatTemplate",
     "ChatTemplateError",
     "CompletionParser",
@@ -62,6 +61,7 @@ __all__ = [
     "ThinkingKwargs",
     "Tokenizer",
     "TokenizerError",
+    "find_prefix_change",
     "get_renderer",
     "glm_chat_template",
     "is_in_reasoning",

@@ -62,6 +62,8 @@ class Tokenizer:
     <think>, <tool_call> ...). BOS and EOS are never added.
     """
 
+    CONFIG_FILE = TOKENIZER_CONFIG_FILE
+
     def __init__(self, files: Mapping[str, bytes], *, name: str = "unnamed") -> None:
         """`files` holds tokenizer.json and optionally OPTIONAL_TOKENIZER_FILES, by name."""
         self.name = name

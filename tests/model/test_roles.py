@@ -1,7 +1,8 @@
 import torch
 
 from paddock.model.roles import parameter_roles
-from paddock.records import MuonSplit, ParameterRole
+from paddock.records import ParameterRole
+from paddock.records.parameter import MuonSplit
 from tests.model.networks import born, grouped_config, latent_config
 
 

@@ -13,7 +13,8 @@ from paddock.kernels.newton_schulz import XTUNER, newton_schulz
 from paddock.optim import AdamW, Muon, MuonSettings
 from paddock.optim.muon import orthogonalize_role
 from paddock.optim.param_groups import PARAM_GROUP_OPTIONS, ParamGroupOptions
-from paddock.records import MuonSplit, NamedParameter, ParameterRole
+from paddock.records import NamedParameter, ParameterRole
+from paddock.records.parameter import MuonSplit
 
 WHOLE = ParameterRole("matrix")
 ROLES = {

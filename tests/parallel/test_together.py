@@ -12,7 +12,8 @@ from paddock.optim import AdamW, Muon
 from paddock.parallel import ContextShard, ExpertDispatch, MeshDim, ParallelDegrees, init_mesh
 from paddock.parallel.collectives import all_gather_rows
 from paddock.parallel.fsdp import apply_fsdp, to_local
-from paddock.records import MuonSplit, NamedParameter, ParameterRole
+from paddock.records import NamedParameter, ParameterRole
+from paddock.records.parameter import MuonSplit
 from paddock.train.objective import LanguageModelObjective
 from paddock.train.run import place_model
 from paddock.train.settings import AuxLossSettings, ComputeSettings, ParallelSettings

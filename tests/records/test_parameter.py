@@ -1,6 +1,7 @@
 import pytest
 
-from paddock.records import MuonSplit, ParameterRole
+from paddock.records import ParameterRole
+from paddock.records.parameter import MuonSplit
 
 
 def test_an_unknown_kind_is_refused_by_name():

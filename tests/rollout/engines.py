@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from random import Random
 
-from paddock.api.delta_parser import RequestOutputLike
 from paddock.records import Completion, Segment
 from paddock.rollout.client import InferenceRequest, NonStreamingClient, OutputDelta, RequestOutput
 from paddock.text import SpecialToken, Tokenizer, train_tokenizer
@@ -63,7 +62,7 @@ class Scripted(NonStreamingClient):
     replies: list[Completion]
     log: list[Logged] = field(default_factory=list)
 
-    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, ask: InferenceRequest) -> RequestOutput:
         await asyncio.sleep(0)
         found = self.replies[len(self.log)]
         self.log.append(Logged(ask.session_id, tuple(ask.token_ids), found))
@@ -79,7 +78,7 @@ class Chancy(NonStreamingClient):
     log: list[Logged] = field(default_factory=list)
     pieces: int = 1  # in which a reply is streamed
 
-    async def generate(self, ask: InferenceRequest) -> RequestOutputLike:
+    async def generate(self, ask: InferenceRequest) -> RequestOutput:
         found = self.made_up(ask)
         self.log.append(Logged(ask.session_id, tuple(ask.token_ids), found))
         return RequestOutput(completion=found, prompt_tokens=len(ask.token_ids))

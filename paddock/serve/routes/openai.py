@@ -9,7 +9,6 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from paddock.api import (
-    RequestOutputLike,
     formatter,
     openai_chat_request,
     openai_completions,
@@ -19,7 +18,7 @@ from paddock.api import (
     sglang_request,
 )
 from paddock.http import JsonRouter, PayloadStream
-from paddock.records import ApiError
+from paddock.records import ApiError, RequestOutput
 from paddock.serve.chat_service import ChatService, ReturnOptions
 from paddock.serve.generation import Generation
 
@@ -71,7 +70,7 @@ class OpenAIRoutes:
         self,
         api_request: openai_chat_request.ChatCompletionRequest,
         prompt: tuple[int, ...],
-        output: RequestOutputLike,
+        output: RequestOutput,
         replica: int,
     ) -> dict[str, Any]:
         """The fields beyond OpenAI's that the client requested."""
@@ -100,7 +99,7 @@ class OpenAIRoutes:
     async def _chunks(
         self, generation: Generation, formatters: list[formatter.ChatCompletionFormatter]
     ) -> AsyncIterator[dict[str, Any]]:
-        outputs: list[RequestOutputLike] = []
+        outputs: list[RequestOutput] = []
         opened: set[int] = set()
         async with generation.stream() as deltas:
             async for i, delta in deltas:
@@ -175,7 +174,7 @@ class OpenAIRoutes:
             openai_completions.CompletionStream(response_formatter, i)
             for i, response_formatter in enumerate(formatters)
         ]
-        outputs: dict[int, RequestOutputLike] = {}
+        outputs: dict[int, RequestOutput] = {}
         with_prompt_logprobs = (
             _return_options(formatters[0].request).prompt_logprobs_start is not None
         )
