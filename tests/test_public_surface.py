@@ -1,4 +1,4 @@
-"""Every name that a package exports is used by another package, a benchmark, an example, or here."""
+"""Every exported name is used by another package, a benchmark, an example, or listed here."""
 
 import ast
 import importlib
