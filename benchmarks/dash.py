@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from benchmarks.table import Claim, print_claims
-from paddock.dashboard.demo import TEXT
+from paddock.dashboard.demo import LEDGER_SQL
 from tests.dashboard.ledgers import write_large
 
 ATTEMPTS = 100_000
@@ -149,7 +149,7 @@ def _cut(run: Path, to: Path) -> None:
         )
         base.execute(f"UPDATE attempts SET packed = NULL WHERE ordinal IN ({old})")
         base.commit()
-        (to / TEXT).write_text("\n".join(base.iterdump()) + "\n")
+        (to / LEDGER_SQL).write_text("\n".join(base.iterdump()) + "\n")
         base.close()
 
 

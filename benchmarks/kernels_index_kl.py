@@ -35,15 +35,15 @@ TEACHER, STUDENT = 2 * H * C, 2 * G * D  # operations of a pair of query and key
 SLOWEST_MS = 2000.0  # of a reference that is measured more than once
 DENSE_TILES = (
     twin.DENSE,
-    twin.Tile(256, 128, 8, 3),
-    twin.Tile(128, 128, 8, 4),
-    twin.Tile(256, 64, 8, 2, registers=128),
+    twin.TargetTile(256, 128, 8, 3),
+    twin.TargetTile(128, 128, 8, 4),
+    twin.TargetTile(256, 64, 8, 2, registers=128),
 )
 KEPT_TILES = (
     twin.KEPT,
-    twin.Tile(128, 64, 4, 6),
-    twin.Tile(128, 64, 4, 4),
-    twin.Tile(64, 64, 4, 4),
+    twin.TargetTile(128, 64, 4, 6),
+    twin.TargetTile(128, 64, 4, 4),
+    twin.TargetTile(64, 64, 4, 4),
 )
 Rows = Iterator[Callable[[], Figure]]
 
@@ -182,12 +182,12 @@ def _timed(name: str, arm: Callable[[], object], operations: float, rate: float)
     )
 
 
-def _described(tile: twin.Tile) -> str:
+def _described(tile: twin.TargetTile) -> str:
     limit = f", {tile.registers} registers" if tile.registers else ""
     return f"{tile.keys} x {tile.columns}, {tile.warps} warps, {tile.stages} stages{limit}"
 
 
-def _dense_targets(keys: int, tile: twin.Tile, rate: float) -> Figure:
+def _dense_targets(keys: int, tile: twin.TargetTile, rate: float) -> Figure:
     _, attention = _sides(keys, keys)
     # Scratch for all of it, so that a tile is measured in one launch.
     ((block, _),) = fused.plan((Span(0, keys, 0, keys),), attention.row_SC.device, 1 << 34)
@@ -197,7 +197,7 @@ def _dense_targets(keys: int, tile: twin.Tile, rate: float) -> Figure:
     return _timed(f"dense {keys // 1024}K targets, {_described(tile)}", arm, operations, rate)
 
 
-def _kept_targets(keys: int, tile: twin.Tile, rate: float) -> Figure:
+def _kept_targets(keys: int, tile: twin.TargetTile, rate: float) -> Figure:
     _, attention = _sides(keys - K, keys)
     index_TK = choices(K, keys - K, K, overlapping=True)
     out = torch.empty(index_TK.shape, device="cuda")

@@ -289,7 +289,7 @@ def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
     dense = settings.stage in ("pretrain", "midtrain")
     held_out = validation_loss(network, corpus, dense=dense, context=context, tokens=60_000)
     assert held_out is not None
-    loss = held_out.nats
+    loss = held_out.loss
     if settings.stage == "pretrain":  # its rows are shorter than a needle's document
         return Figures(loss=loss)
     count = lambda text: len(tokenizer.encode(text, specials=False))  # noqa: E731
