@@ -247,7 +247,7 @@ def test_what_was_not_trained_has_no_ratio(ask):
 @pytest.mark.parametrize(
     ("path", "query", "why"),
     [
-        ("/api/group", {"ordinal": 99}, "no group 99"),
+        ("/api/group", {"ordinal": 99}, "group 99 not found"),
         ("/api/rollout", {"ordinal": 0, "rollout": 9}, "9"),
         ("/api/engine/live", {}, "--engine-url URL"),
     ],

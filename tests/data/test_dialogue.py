@@ -123,12 +123,19 @@ def test_a_packed_file_that_is_damaged_is_named(tmp_path, harm):
         ("[" * 100_000, "not valid JSON"),
         ("[1]", "expected an object, got [1]"),
         ({"prompt": "a"}, "expected a list 'messages' (OpenAI) or 'conversations' (ShareGPT)"),
-        (chat("a"), "messages: none of 1 is a reply"),
-        ({"messages": [{"role": "boss", "content": "a"}]}, "messages[0].role: 'boss'"),
+        (chat("a"), "messages: none of 1 comes from the assistant"),
+        (
+            {"messages": [{"role": "boss", "content": "a"}]},
+            "messages[0].role: must be one of system, developer, user, assistant, tool, function,"
+            " got 'boss'",
+        ),
         (chat("a", 7), "messages[1].content: expected text, got 7"),
-        (chat("a", "b", thinking="hard"), "thinking: 'hard'"),
+        (
+            chat("a", "b", thinking="hard"),
+            "thinking: must be one of interleaved, preserved, turns, off, got 'hard'",
+        ),
         (chat("a", "b", weight="much"), "weight: expected a number, got 'much'"),
-        (chat("a", "b", weight=-1), "weight: -1.0"),
+        (chat("a", "b", weight=-1), "weight: must be finite and at least 0, got -1.0"),
         (chat("a", "b", tools="[{"), "tools: not valid JSON"),
         (chat("a", "b", tools=[{"type": "web"}]), "tools[0]: tool of type 'web'"),
         (

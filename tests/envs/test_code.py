@@ -388,5 +388,5 @@ def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
 
 
 def test_tools_need_turns():
-    with pytest.raises(EnvError, match="more than 1 turns"):
+    with pytest.raises(EnvError, match="max_turns must be at least 2 with tools, got 1"):
         make("math", {"python_tool": {}})
