@@ -86,7 +86,7 @@ def test_the_engine_says_what_a_rounding_network_says(source, tmp_path, drafts):
     quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
     found, fake = load_pretrained(tmp_path / "q"), simulated(network(), RECIPES["rtn"])
     asked = prompts(4, longest=30)
-    with engine(found, mtp_steps=drafts) as serving:
+    with engine(found, num_speculative_tokens=drafts) as serving:
         answers = serving.generate_outputs([greedy(prompt, 8) for prompt in asked])
         assert serving.audit() == []
     agreed = []
@@ -113,7 +113,7 @@ def test_the_engine_drafts_behind_a_turned_trunk(source, target):
         states.append(one.head(state_TD))
     apart = float((states[1] - states[0]).norm() / states[0].norm())
     assert apart < 0.5, "a draft in the wrong basis would be all noise"
-    with engine(found, mtp_steps=2) as serving:
+    with engine(found, num_speculative_tokens=2) as serving:
         (answer,) = serving.generate_outputs([greedy(tuple(token_T.tolist()), 8)])
         assert len(answer.completion.token_ids) == 8
         assert (
