@@ -28,7 +28,7 @@ watchdog.py            detects a blocked event loop
 worker.py              runs one rollout: environment, session, client
 """
 
-from paddock.rollout import sglang_client
+from paddock.rollout import gateway, sglang_client
 from paddock.rollout.batch_composer import BatchIncomplete
 from paddock.rollout.client import (
     EngineUnavailableError,
@@ -79,5 +79,6 @@ __all__ = [
     "TaskSettings",
     "TaskSpec",
     "failed_trajectory",
+    "gateway",
     "sglang_client",
 ]
