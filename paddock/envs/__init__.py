@@ -25,7 +25,9 @@ nano/        three environments for models of under a million parameters
 """
 
 from paddock.envs import context, harbor, nano
+from paddock.envs.chat_env import ChatEnv
 from paddock.envs.env import (
+    Env,
     Policy,
     RolloutFailed,
     RolloutTrace,
@@ -33,13 +35,17 @@ from paddock.envs.env import (
     Taskset,
     convert_errors,
     run_rollout,
+    scripted_policy,
 )
 from paddock.envs.nano.demonstrations import DemonstrationTaskset
 from paddock.envs.registry import REGISTRY, EnvError, EnvSettings, get_spec, load_env_settings, make
+from paddock.envs.tools import Tool, ToolError
 
 __all__ = [
     "REGISTRY",
+    "ChatEnv",
     "DemonstrationTaskset",
+    "Env",
     "EnvError",
     "EnvSettings",
     "Policy",
@@ -47,6 +53,8 @@ __all__ = [
     "RolloutTrace",
     "Split",
     "Taskset",
+    "Tool",
+    "ToolError",
     "context",
     "convert_errors",
     "get_spec",
@@ -55,4 +63,5 @@ __all__ = [
     "make",
     "nano",
     "run_rollout",
+    "scripted_policy",
 ]

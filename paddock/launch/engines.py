@@ -49,7 +49,7 @@ def open_model_folder(folder: Path, version: "GlmVersion | None") -> ModelFolder
     try:
         renderer = get_renderer(tokenizer, version=version)
     except ChatTemplateError as error:
-        raise UserError(f"{error}; --template-version puts one of GLM-5's there") from None
+        raise UserError(f"{error}; --chat-template sets one of GLM-5's") from None
     return ModelFolder(folder, config, tokenizer, renderer)
 
 

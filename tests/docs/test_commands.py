@@ -45,10 +45,10 @@ PAGES = [page for page in pages() if blocks(page)]
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory):
-    """A checkout in which the plan has run, and what a reader brings along."""
+    """A checkout in which the pipeline has run, and what a reader brings along."""
     folder = tmp_path_factory.mktemp("workshop")
     with pytest.MonkeyPatch.context() as patch, opened(folder) as made:
-        patch.setattr(rootfs, "cache", lambda: folder / "cache" / "sandbox")
+        patch.setattr(rootfs, "cache_dir", lambda: folder / "cache" / "sandbox")
         patch.setenv("OMP_NUM_THREADS", "1")
         made.run("paddock run recipes/nano")
         bring_along(folder)
@@ -133,8 +133,8 @@ def test_every_block_says_what_it_is():
     assert found - known == set()
 
 
-def test_every_verb_has_a_page_and_every_page_a_verb():
-    there = {page.stem for page in (ROOT / "docs/verbs").glob("*.md")}
+def test_every_command_has_a_page_and_every_page_a_command():
+    there = {page.stem for page in (ROOT / "docs/commands").glob("*.md")}
     assert there == set(COMMANDS)
 
 
@@ -151,7 +151,7 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if page != "docs/log.md"])
-def test_commands_in_prose_name_real_verbs_and_options(page):
+def test_commands_in_prose_name_real_commands_and_options(page):
     """History may name what is gone; every other page may not."""
     root = typer.main.get_command(app)
     for said in inline(page):

@@ -1,7 +1,7 @@
 """A folder in which the commands of README and docs are run as they stand.
 
-It looks like a checkout in which the laptop's plan has run, only that the recipes are made small:
-the table SMALLER says how. A few verbs have defaults of their own that take long; what the table
+It looks like a checkout in which the laptop's pipeline has run, but the recipes are made small:
+the table SMALLER says how. A few commands have defaults of their own that take long; what the table
 FEWER adds to such a command makes it short. Nothing else about a command is changed, but that a
 server listens on a port that is free.
 """
@@ -28,24 +28,25 @@ SMALLER = {
     r"^steps = .*$": "steps = 2",
     r"\bcount = \d+": "count = 60",
     r"\bmax_bytes = \d+": "max_bytes = 20000",
-    r"^documents = .*$": "documents = 60",
-    r"^vocab = .*$": "vocab = 960",
-    r"^context = \d+": "context = 224",
+    r"^documents_per_source = .*$": "documents_per_source = 60",
+    r"^vocab_size = .*$": "vocab_size = 960",
+    r"^(seq_len|context_length) = \d+": r"\1 = 224",
     r"^batch_tokens = .*$": "batch_tokens = 448",
-    r"\btokens = \d+": "tokens = 180",
-    r"^batch_groups = .*$": "batch_groups = 2",
+    r"\b(max_tokens|tokens) = \d+": r"\1 = 180",
+    r"^groups_per_batch = .*$": "groups_per_batch = 2",
     r"\bgroup_size = \d+": "group_size = 2",
-    r"^(tasks|attempts) = \d+\n": "",
-    r"^\[\[skills\]\]$": "[[skills]]\ntasks = 2",
+    r"^(num_tasks|rollouts_per_task) = \d+\n": "",
+    r"^\[\[suites\]\]$": "[[suites]]\nnum_tasks = 2",
     r'(preset|like) = "small"': r'\1 = "nano"',
     r'^dtype = "bfloat16"$': 'dtype = "float32"',
     # A network that has learnt nothing earns nothing: all groups are alike, and are kept.
-    r"^\[pace\]$": "[sampling]\nmax_new_tokens = 8\n\n[credit]\nkeep_flat = true\n\n[pace]",
+    r"^\[rollout\]$": "[sampling]\nmax_new_tokens = 8\n\n"
+    "[credit]\nkeep_zero_variance = true\n\n[rollout]",
 }
 # The network that talks has a short memory, so that replies that never end end soon.
-ALSO = {"nano/sft.toml": ("[start]\n", "[start]\ncontext = 72\n")}
+ALSO = {"nano/sft.toml": ("[init]\n", "[init]\ncontext = 72\n")}
 SMALL_PLANS = ("nano", "small")
-# Added to a command of these verbs; the last of two options counts.
+# Added to a command of these; the last of two options counts.
 FEWER = {
     "eval": ["--num-tasks", "2", "--rollouts-per-task", "1"],
     "sample": ["--n", "1", "--num-tasks", "2"],
@@ -60,10 +61,10 @@ FEWER = {
     "bench train": ["--steps", "1"],
     "bench kernels": ["--repeats", "1"],
 }
-# What is typed at a verb that talks.
+# What is typed at a command that talks.
 TYPED = {"chat": "Hello\n/think off\n/new\n/quit\n", "env try": "red\n"}
 # What an untrained network may do to a game, and no other failure is forgiven.
-ENDLESS = "no verdict, policy at engine: the reply does not end within"
+ENDLESS = "rollout failed (policy at engine): the reply does not end within"
 SERVERS = {"serve": 8000, "dash": 8001}  # and the ports they take unless told otherwise
 PROGRAMS = {"paddock", "python", "torchrun", "curl", "echo"}
 SHELL = re.compile(r"[|<>]|\$\(")
