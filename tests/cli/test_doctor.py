@@ -60,8 +60,12 @@ def test_a_missing_layer_says_what_is_lost(monkeypatch):
     monkeypatch.setattr(cgroups, "find_cgroup_parents", lambda: ())
     monkeypatch.setattr(seccomp, "unavailable_reason", lambda: "this kernel was built without it")
     told = CliRunner().invoke(app, ["doctor"]).stdout
-    for lost in ("code inside can make every system call", "memory is limited per process",
-                 "a sandbox may keep every core busy", "only containers or no isolation are available"):  # fmt: skip
+    for lost in (
+        "code inside can make every system call",
+        "memory is limited per process",
+        "a sandbox may keep every core busy",
+        "only containers or no isolation are available",
+    ):
         assert lost in told
 
 

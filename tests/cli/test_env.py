@@ -15,7 +15,7 @@ from tests.envs.harbor.tasks import simple
 from tests.sandbox.boxes import BWRAP
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--set", "levels=[1]", "--set", 'families=["files"]', "--set", "warm=0"]
+SMALL = ["--set", "levels=[1]", "--set", 'families=["files"]', "--set", "warm_sandboxes=0"]
 bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 
@@ -47,7 +47,7 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
     [
         (["show", "termial"], "error: environment 'termial' not found; it must be one of "),
         (["show", "terminal", "--set", "levls=[1]"], "error: environment 'terminal': "),
-        (["show", "harbor", "--set", 'folder="/nowhere"'], "error: /nowhere: no such folder"),
+        (["show", "harbor", "--set", 'path="/nowhere"'], "error: /nowhere: directory not found"),
         (
             ["try", "terminal", "--base-url", "http://127.0.0.1:1"],
             "error: --base-url needs --model",
