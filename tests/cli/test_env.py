@@ -153,7 +153,7 @@ def test_a_model_of_a_folder_plays(tmp_path):
 @bwrap
 def test_sound_tasks_are_found_sound(backend, tmp_path):
     simple(tmp_path / "good")
-    done = paddock("check", str(tmp_path), "--set", "build_network=false")
+    done = paddock("check", str(tmp_path), "--set", "allow_internet_in_build=false")
     assert done.exit_code == 0, done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.strip().startswith("good")]
     assert row == ["good", "1", "0", "yes", "yes"]
@@ -162,7 +162,7 @@ def test_sound_tasks_are_found_sound(backend, tmp_path):
 @bwrap
 def test_an_unsound_task_is_exit_code_one_with_the_reason(backend, tmp_path):
     simple(tmp_path / "bad", solution__solve_DOT_sh="true\n")
-    done = paddock("check", str(tmp_path / "bad"), "--set", "build_network=false")
+    done = paddock("check", str(tmp_path / "bad"), "--set", "allow_internet_in_build=false")
     assert done.exit_code == 1
     assert "bad: the solution has reward 0" in done.stdout
     assert "error: 1 of 1 tasks are not valid" in done.stderr
