@@ -24,7 +24,6 @@ CORE = (
 EXTRAS = {
     "grammar": ("xgrammar",),
     "gpu": ("triton",),
-    "cluster": ("ray",),
     "web": ("playwright",),
     "dash": ("plotly",),
     "data": ("datasets", "pyarrow", "gguf"),

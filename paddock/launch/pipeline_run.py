@@ -131,10 +131,10 @@ class PipelineRun:
     ) -> Path:
         from paddock.journal import Journal
 
-        todo = self.until(until)
+        todo, reset = self.until(until), self.starting_at(restart_from)
         with Journal(self.folder) as journal:
             # Stages after `until` are reset too: they depend on what is restarted.
-            for step in self.starting_at(restart_from):
+            for step in reset:
                 journal.log_event("stage_undone", stage=step.stage.name)
                 shutil.rmtree(step.out, ignore_errors=True)
             self._refuse_changed(todo)

@@ -26,8 +26,6 @@ from reprlib import repr as short
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import orjson
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -216,6 +214,8 @@ def json_bytes(value: Any) -> bytes:
     >>> json_bytes({"a": 10**30})
     b'{"a": 1000000000000000000000000000000}'
     """
+    import orjson  # here: `paddock doctor` must run where it is broken
+
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:  # integers beyond 64 bits, which a model may write into a tool call

@@ -51,7 +51,7 @@ def test_every_layer_of_a_sandbox_is_listed(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     told = CliRunner().invoke(app, ["doctor"]).stdout
     rows = [line.split() for line in told.splitlines() if "sandbox: " in line]
-    assert {"namespaces", "system-call", "user"} <= {row[2] for row in rows if row[0] == "ok"}
+    assert {"namespaces", "system-call", "separate"} <= {row[2] for row in rows if row[0] == "ok"}
 
 
 @pytest.mark.usefixtures("_looked_at_anew")
@@ -60,8 +60,12 @@ def test_a_missing_layer_says_what_is_lost(monkeypatch):
     monkeypatch.setattr(cgroups, "find_cgroup_parents", lambda: ())
     monkeypatch.setattr(seccomp, "unavailable_reason", lambda: "this kernel was built without it")
     told = CliRunner().invoke(app, ["doctor"]).stdout
-    for lost in ("code inside reaches all of the kernel", "memory is limited per process",
-                 "a sandbox may keep every core busy", "no sandbox but a container"):  # fmt: skip
+    for lost in (
+        "code inside can make every system call",
+        "memory is limited per process",
+        "a sandbox may keep every core busy",
+        "only containers or no isolation are available",
+    ):
         assert lost in told
 
 

@@ -123,7 +123,7 @@ def test_missing_files_of_rewards_and_models_are_named(plan):
     (folder / "chat.jsonl").write_text('{"question": "q"}\n')
     (folder / "judge.key").write_text("k")
     code, text = said("run", folder, "--dry-run")
-    assert code == 1 and "'score' is 7, not a number from 0 to 1" in text
+    assert code == 1 and "'score' must be a number from 0 to 1, got 7" in text
 
 
 def test_data_that_is_there_is_read(plan):

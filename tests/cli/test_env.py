@@ -15,7 +15,7 @@ from tests.envs.harbor.tasks import simple
 from tests.sandbox.boxes import BWRAP
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--set", "levels=[1]", "--set", 'families=["files"]', "--set", "warm=0"]
+SMALL = ["--set", "levels=[1]", "--set", 'families=["files"]', "--set", "warm_sandboxes=0"]
 bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 
@@ -47,7 +47,7 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
     [
         (["show", "termial"], "error: environment 'termial' not found; it must be one of "),
         (["show", "terminal", "--set", "levls=[1]"], "error: environment 'terminal': "),
-        (["show", "harbor", "--set", 'folder="/nowhere"'], "error: /nowhere: no such folder"),
+        (["show", "harbor", "--set", 'path="/nowhere"'], "error: /nowhere: directory not found"),
         (
             ["try", "terminal", "--base-url", "http://127.0.0.1:1"],
             "error: --base-url needs --model",
@@ -153,7 +153,7 @@ def test_a_model_of_a_folder_plays(tmp_path):
 @bwrap
 def test_sound_tasks_are_found_sound(backend, tmp_path):
     simple(tmp_path / "good")
-    done = paddock("check", str(tmp_path), "--set", "build_network=false")
+    done = paddock("check", str(tmp_path), "--set", "allow_internet_in_build=false")
     assert done.exit_code == 0, done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.strip().startswith("good")]
     assert row == ["good", "1", "0", "yes", "yes"]
@@ -162,7 +162,7 @@ def test_sound_tasks_are_found_sound(backend, tmp_path):
 @bwrap
 def test_an_unsound_task_is_exit_code_one_with_the_reason(backend, tmp_path):
     simple(tmp_path / "bad", solution__solve_DOT_sh="true\n")
-    done = paddock("check", str(tmp_path / "bad"), "--set", "build_network=false")
+    done = paddock("check", str(tmp_path / "bad"), "--set", "allow_internet_in_build=false")
     assert done.exit_code == 1
     assert "bad: the solution has reward 0" in done.stdout
     assert "error: 1 of 1 tasks are not valid" in done.stderr

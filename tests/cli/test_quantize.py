@@ -140,7 +140,7 @@ def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("latin.txt", "un été à la campagne".encode("latin-1"), "encoding (1)"),
+        ("latin.txt", "un été à la campagne".encode("latin-1"), "invalid encoding (1)"),
         ("body.jsonl", b'{"body": "a word"}\n' * 2, "no text in 'text' (2)"),
     ],
 )

@@ -105,7 +105,7 @@ def test_other_settings_need_another_file(straight, folder):
     assert found.exit_code == 1
     assert "was started with temperature 1.0, not 0.5" in found.output
     other = CliRunner().invoke(app, words(folder, straight, world="nano-moon"))
-    assert other.exit_code == 1 and "no world is called 'nano-moon'" in other.output
+    assert other.exit_code == 1 and "environment 'nano-moon' not found" in other.output
 
 
 def test_a_file_of_someone_elses_is_left_alone(folder, tmp_path):

@@ -50,11 +50,11 @@ def test_every_recipe_we_ship_resolves():
 
 def test_a_recipe_with_a_typo_is_refused_by_name_and_nothing_is_written(tmp_path):
     (tmp_path / "typo.toml").write_text(
-        f'extends = "{RECIPES / "nano" / "pretrain.toml"}"\n[optim]\nwarmpu = 0.1\n'
+        f'extends = "{RECIPES / "nano" / "pretrain.toml"}"\n[optim]\nwarmpu_ratio = 0.1\n'
     )
     found = paddock("train", tmp_path / "typo.toml", "--out", tmp_path / "run")
     assert found.returncode == 1
-    assert "unknown setting 'optim.warmpu'" in found.stderr
+    assert "unknown setting 'optim.warmpu_ratio'" in found.stderr
     assert "did you mean 'optim.warmup_ratio'?" in found.stderr
     assert "Traceback" not in found.stderr
     assert not (tmp_path / "run").exists()
