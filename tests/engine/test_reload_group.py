@@ -91,7 +91,7 @@ def test_what_is_announced_wrongly_is_received_refused_and_the_group_goes_on(ser
     with trainer(world=2) as (orders, port):
         reload.init_group(Group(port, 1))
         for name, dtype, shape, why in [
-            ("model.norm.weight.long", "float32", (40,), "no place"),
+            ("model.norm.weight.long", "float32", (40,), "unexpected tensor"),
             (NORM, "float32", (4, 8), "has shape"),
         ]:
             orders.send([name])

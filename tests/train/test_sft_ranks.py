@@ -63,6 +63,6 @@ def test_two_ranks_have_the_curve_of_one(home):
     together = learnt([to_learn(home, name, dtype, **ways[name]) for name, dtype in shared])
     ones = dict(zip(apart, alone, strict=True))
     for (name, dtype), many in zip(shared, together, strict=True):
-        for part in ("loss", "mtp", "grad_norm"):
+        for part in ("loss", "mtp_loss", "grad_norm"):
             one = pytest.approx(curve(ones[dtype], part), abs=apart[dtype])
             assert curve(many, part) == one, (name, dtype, part)
