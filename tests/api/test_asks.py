@@ -237,7 +237,7 @@ def test_what_this_server_does_not_keep_cannot_be_referred_to(kept):
 
 
 def test_a_knob_is_complained_of_by_the_name_it_was_given():
-    with pytest.raises(ApiError, match="max_output_tokens: 0 is less") as caught:
+    with pytest.raises(ApiError, match="max_output_tokens: must be at least 1, got 0") as caught:
         parse_responses_request(
             parse_body(ResponsesBody, {"input": "x", "max_output_tokens": 0}), DEFAULTS, SERVER
         )

@@ -117,7 +117,7 @@ class Noting(InProcessClient):
 
     async def generate(self, ask):
         answer = await super().generate(ask)
-        self.log.append(Logged(ask.session, tuple(ask.token_ids), answer.completion))
+        self.log.append(Logged(ask.session_id, tuple(ask.token_ids), answer.completion))
         return answer
 
 
@@ -180,7 +180,7 @@ def test_a_real_network_many_sessions_at_once_and_the_trainers_numbers():
 def test_the_same_seed_is_the_same_attempt_and_turns_do_not_share_their_luck():
     class Seeing(Chancy):
         def made_up(self, ask):
-            seen.append(ask.sampling.seed)
+            seen.append(ask.sampling_params.seed)
             return super().made_up(ask)
 
     runs = []
@@ -264,7 +264,7 @@ def test_the_room_that_is_left_bounds_a_reply_and_then_ends_the_attempt():
         """Goes on for as long as it may."""
 
         def made_up(self, ask):
-            count = ask.sampling.max_new_tokens
+            count = ask.sampling_params.max_new_tokens
             asked.append((len(ask.token_ids), count))
             return Completion(
                 token_ids=(10,) * count,
@@ -293,7 +293,7 @@ def test_the_calls_of_a_reply_without_end_are_not_answered():
     (found,) = attempt(engine, Talk(turns=5))
     assert len(engine.log) == len(found.turns) == 2, "one turn ended well, the next did not"
     assert found.outcome.is_policy_failure
-    assert "cut off" in found.outcome.what
+    assert "truncated" in found.outcome.what
     assert found.turns[-1].completion == engine.log[-1].completion, "it is trained on, for its cost"
     assert is_truncated((found,))
 
@@ -337,7 +337,7 @@ def test_keeping_recent_results_hides_the_others_and_forks_there():
     assert "result 5" in last and "result 4" in last and "result 3" not in last
     assert f"<tool_response>{OMITTED}</tool_response>" in last
     assert "thought 4" in last, "what the policy said stays"
-    assert len(list(found.session.tree.branches())) == 4
+    assert len(list(found.session.tree.leaves())) == 4
     assert_each_token_trained_once(found.session)
 
 

@@ -162,7 +162,7 @@ class Freezing(InProcessClient):
     """The engine takes no further step once it has begun to answer, and cannot be done before."""
 
     async def stream(self, ask):
-        ask = replace(ask, sampling=replace(ask.sampling, min_new_tokens=300))
+        ask = replace(ask, sampling_params=replace(ask.sampling_params, min_new_tokens=300))
         async for delta in super().stream(ask):
             self.engine.pause("in_place")
             yield delta
@@ -178,7 +178,7 @@ def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
         door = opened(url, "s")
         agent = AGENTS[name](door, stream=False, tools=[TOOL])
         agent.say("Weather in Oslo?")
-        body = {"model": "m", "dataloader": True, "max_tokens": 400}
+        body = {"model": "m", "stream": True, "max_tokens": 400}
         path = {"chat": "chat/completions"}.get(name, name)
         said = {"input": agent.items} if name == "responses" else {"messages": agent.messages}
         asked = {"json": body | said, "headers": door.headers}

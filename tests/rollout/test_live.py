@@ -30,7 +30,7 @@ def as_sent(message, *, ids=True):
 
 
 def facts(opening):
-    names = ("prompt", "added", "parent", "came", "key", "entries", "forked")
+    names = ("prompt", "new_token_ids", "parent", "new_messages", "key", "entries", "fork_reason")
     return {name: getattr(opening, name) for name in names}
 
 

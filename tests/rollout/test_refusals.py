@@ -39,7 +39,7 @@ def test_a_full_engine_may_be_asked_again_and_what_is_too_long_may_not():
         full.pause("in_place")
         for _ in range(2):
             full.submit(greedy((1,), 2), lambda delta: None)
-        with pytest.raises(EngineQueueFullError, match="2 requests are waiting or running"):
+        with pytest.raises(EngineQueueFullError, match="2 requests are queued or running"):
             full.submit(greedy((1,), 2), lambda delta: None)
         with pytest.raises(ContextLengthExceededError, match="exceeds this model's context"):
             full.submit(greedy((1,), 10**6), lambda delta: None)

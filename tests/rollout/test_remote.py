@@ -78,9 +78,9 @@ def test_a_server_answers_as_its_engine_does(live, sampling):
 
     whole, deltas = over_http(live, both)
     assert whole.completion == here
-    assert deltas[-1].answer.completion == here
+    assert deltas[-1].output.completion == here
     assert [i for delta in deltas for i in delta.token_ids] == list(here.token_ids)
-    assert all(delta.answer is None for delta in deltas[:-1]) and len(deltas) > 1
+    assert all(delta.output is None for delta in deltas[:-1]) and len(deltas) > 1
 
 
 def test_without_a_number_of_tokens_the_context_decides(live):
@@ -88,7 +88,7 @@ def test_without_a_number_of_tokens_the_context_decides(live):
     question = InferenceRequest(token_ids=ids, sampling_params=free, session_id="s")
     answer = over_http(live, lambda s: SGLangClient(s, context=512).generate(question))
     assert answer.completion == live.engines[0].generate(ids, free)
-    with pytest.raises(RequestRejectedError, match="context is not known"):
+    with pytest.raises(RequestRejectedError, match="context length of the server is unknown"):
         over_http(live, lambda s: SGLangClient(s).generate(question))
     with pytest.raises(OverlongPromptError, match="no room"):
         over_http(live, lambda s: SGLangClient(s, context=len(ids)).generate(question))
@@ -118,11 +118,11 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
     )
     name = engine.submit(Request(token_ids=(5,), id="twice"), lambda _: None)
     try:
-        with pytest.raises(EngineUnavailableError, match=r"409: .*'twice' is being answered"):
+        with pytest.raises(EngineUnavailableError, match=r"409: .*'twice' is already in use"):
             over_http(live, lambda s: SGLangClient(s).generate(question))
         most = engine.settings.max_queued_requests + engine.settings.max_running_requests
         others = [engine.submit(Request(token_ids=(5,)), lambda _: None) for _ in range(most - 1)]
-        with pytest.raises(EngineUnavailableError, match=r"503: .*waiting or running"):
+        with pytest.raises(EngineUnavailableError, match=r"503: .*queued or running"):
             over_http(live, lambda s: SGLangClient(s).generate(replace(question, id="other")))
     finally:
         engine.abort(name)
@@ -161,7 +161,7 @@ def test_a_server_that_says_nothing_is_given_up(live):
 
 
 def test_the_experts_that_tokens_chose_come_along(folder):
-    with serving(folder, engine={"replay": True}) as live:
+    with serving(folder, engine={"capture_routing": True}) as live:
         layers = sum(kind == "moe" for kind in live.engines[0].config.mlp)
         shape = (layers, live.engines[0].config.moe.active)
         ids = prompt(live)
@@ -316,7 +316,7 @@ def test_weights_are_not_waited_for_where_a_server_has_fallen_silent():
                 publishing = asyncio.create_task(weights.update_weights([b"parcel"], 3))
                 await heard.wait()
                 alive = False
-                assert "was lost" in (await publishing)["far"]
+                assert "was removed" in (await publishing)["far"]
         far.close()
 
     asyncio.run(run())

@@ -315,7 +315,7 @@ def test_where_the_template_forgets_thoughts_a_user_message_begins_anew():
     ids = ids_of("deep", SpecialToken.THINK_CLOSE, "so", SpecialToken.USER)
     _, _, reply = say(session, [user()], ids, thinking=forgets)
     opening, *_ = say(session, [user(), reply, user()], ids_of("x"), thinking=forgets)
-    assert opening.parent is None and "thoughts" in opening.fork_reason
+    assert opening.parent is None and "reasoning" in opening.fork_reason
     assert "deep" not in tokenizer().decode(opening.prompt.tolist())
     assert_each_token_trained_once(session)
 

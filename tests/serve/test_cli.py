@@ -39,7 +39,7 @@ def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
             told = "".join(said)
             url = re.search(r"chat page +(http\S+)", told)[1]
             assert "pony: glm_moe_dsa" in told and "2 replicas" in told
-            assert "300 prompt tokens a step" in told
+            assert re.search(r"chunked prefill +300 tokens per step", told)
             assert "256 tokens" in told and "curl http://127.0.0.1:" in told
             assert re.search(r"cache +[\d,]+ tokens in [\d,]+ pages", told)
             body = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0}
@@ -60,8 +60,8 @@ def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-pages", "3"], r"one request of 512 tokens needs 32 pages .* the cache has 3"),
-        (["--context-length", "4096"], r"'context' 4096 exceeds the model's 512"),
+        (["--num-pages", "3"], r"one request of 512 tokens needs 32 pages .* the KV cache has 3"),
+        (["--context-length", "4096"], r"'context_length' 4096 exceeds the model's 512"),
         (["--kv-cache-memory", "lots"], r"'lots' is not a size"),
         (["--kv-cache-memory", "1MB", "--num-pages", "9"], r"--kv-cache-memory and --num-pages"),
         (["--port", "99999"], r"cannot listen on 127\.0\.0\.1:99999"),
@@ -102,14 +102,14 @@ def test_a_device_that_is_not_there_is_one_line(folder, device):
 
 
 def test_chat_reads_lines_and_remembers(folder):
-    lines = "Say hello.\n/thoughts\n/new\n/think off\nCount.\n\n/wat\n/quit\nnever read\n"
+    lines = "Say hello.\n/reasoning\n/new\n/think off\nCount.\n\n/wat\n/quit\nnever read\n"
     done = CliRunner().invoke(app, ["chat", str(folder), "--temperature", "0"], input=lines)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [
-        "(thought, 11 characters)",
+        "(reasoning, 11 characters)",
         "Hello there, friend!",
         "A greeting.",
-        "(a new conversation)",
+        "(new chat)",
         "(thinking is off)",
         "one two three four five six seven eight nine ten",
         HELP,
@@ -133,7 +133,7 @@ def test_a_run_answers_with_its_newest_checkpoint(folder, tmp_path):
 def test_chat_says_so_when_the_conversation_no_longer_fits(folder):
     lines = "ten " * 600 + "\nSay hello.\n"
     done = CliRunner().invoke(app, ["chat", str(folder), "--temperature", "0"], input=lines)
-    assert "context of 512 tokens; /new starts over" in done.stdout
+    assert "context of 512 tokens; /new starts a new chat" in done.stdout
     assert done.stdout.endswith("Hello there, friend!\n")
 
 

@@ -53,7 +53,7 @@ class Client:
         }
         body["user"] = f"user {self.chance.randint(0, 3)}"
         return await self.post(
-            "/v1/chat/completions", body | {"dataloader": self.chance.random() < 0.5}
+            "/v1/chat/completions", body | {"stream": self.chance.random() < 0.5}
         )
 
     async def generate(self):

@@ -94,7 +94,7 @@ def test_a_client_may_send_every_field_with_every_message():
             {"role": "user", "content": [{"type": "image_url"}]},
             r"messages\[1\]\.content\[0\]: expected text, got image_url",
         ),
-        ({"role": "user", "reasoning": "x"}, r"messages\[1\]\.reasoning: only the assistant"),
+        ({"role": "user", "reasoning": "x"}, r"messages\[1\]\.reasoning: only assistant messages"),
         ({"role": "assistant", "reasoning": [1]}, r"messages\[1\]\.reasoning: expected text"),
         ({"role": "assistant", "tool_calls": "f"}, r"messages\[1\]\.tool_calls: expected a list"),
         (
@@ -128,7 +128,7 @@ def test_tools_in_any_wrapper():
     [
         ("f", r"tools\[0\]: expected an object"),
         ({"type": "web_search"}, r"tools\[0\]: tool of type 'web_search' must have a name"),
-        ({"name": ""}, r"tools\[0\]\.name: empty"),
+        ({"name": ""}, r"tools\[0\]\.name: must not be empty"),
         ({"name": "f", "parameters": [1]}, r"tools\[0\]\.parameters: expected a JSON object"),
         ({"name": "f", "description": 3}, r"tools\[0\]\.description: expected text"),
     ],
