@@ -35,7 +35,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
         (["--set", "stage=agentc"], "error: unknown stage 'agentc'; must be one of"),
         (
             ["--debug", "train-only"],
-            "error: --debug train-only and --replay FOLDER need each other",
+            "--debug train-only and --replay FOLDER need each other",
         ),
         ([], "error: "),
     ):

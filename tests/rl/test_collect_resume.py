@@ -309,7 +309,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     async def other_seed():
         LiveBatchSource(Orchestrator(works, pace, ledger, seed=6)).resume(4)
 
-    with pytest.raises(LedgerError, match="begun with seed 5, not 6"):
+    with pytest.raises(LedgerError, match="the ledger has seed 5, the run has 6"):
         run(other_seed())
 
 
