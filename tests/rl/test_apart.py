@@ -18,12 +18,12 @@ from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, Hashes, numbers, recipe_
 def test_apart_or_not_the_weights_are_the_same_bit_for_bit(start, tmp_path, monkeypatch):
     hashes, found = Hashes(monkeypatch), {}
     recipe = recipe_in(tmp_path, start)
-    for apart in ("inline", "subprocess"):
-        sets = [*LOCKSTEP, *ONE_STEP_OFF, "steps=3", f"engines.place={apart}"]
-        run_rl(recipe, tmp_path / apart, sets)
-        found[apart] = hashes.take()
-    assert found["true"] == found["false"]
-    assert len(found["true"]) == 3
+    for place in ("inline", "subprocess"):
+        sets = [*LOCKSTEP, *ONE_STEP_OFF, "steps=3", f"engines.place={place}"]
+        run_rl(recipe, tmp_path / place, sets)
+        found[place] = hashes.take()
+    assert found["subprocess"] == found["inline"]
+    assert len(found["subprocess"]) == 3
 
 
 class Stopping:
@@ -60,7 +60,7 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
     monkeypatch.setattr(ReplicaPool, "_remove", buried)
     waker = Thread(target=go_on, daemon=True)
     waker.start()
-    sets = [*ONE_STEP_OFF, "steps=2", "engines.place=true", "credit.keep_zero_variance=true"]
+    sets = [*ONE_STEP_OFF, "steps=2", "engines.place=subprocess", "credit.keep_zero_variance=true"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     waker.join()
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
@@ -70,7 +70,7 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
 def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp_path, monkeypatch):
     stopping = Stopping(monkeypatch)
     monkeypatch.setattr("paddock.engine.subprocess_engine.EXIT_TIMEOUT_S", 0.5)
-    sets = ["engines.place=true", "engines.unreachable_timeout_s=1"]
+    sets = ["engines.place=subprocess", "engines.unreachable_timeout_s=1"]
     why = r"no engine has answered for 1 s: engine-0: \d+ health checks failed"
     with pytest.raises(RunAbortedError, match=why):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
@@ -85,7 +85,7 @@ def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
     stopping = Stopping(monkeypatch)
     monkeypatch.setattr("paddock.engine.subprocess_engine.EXIT_TIMEOUT_S", 0.5)
     sets = [
-        "engines.place=true",
+        "engines.place=subprocess",
         "tasks.vault.attempt_timeout_s=1",
         "tasks.vault.max_consecutive_failed=1",
     ]
@@ -99,7 +99,7 @@ def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypat
     """Killed while it answers; another takes its place, with the weights of that moment, and every
     attempt ends exactly once."""
     born, killed = [], []
-    submit, begin = SubprocessEngine.submit, SubprocessEngine._begin
+    submit, begin = SubprocessEngine.submit, SubprocessEngine._start
 
     def seen(self, *args, **kwargs):
         name = submit(self, *args, **kwargs)
@@ -113,8 +113,8 @@ def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypat
         born.append(self.pid)
 
     monkeypatch.setattr(SubprocessEngine, "submit", seen)
-    monkeypatch.setattr(SubprocessEngine, "_begin", counted)
-    sets = [*ONE_STEP_OFF, "steps=5", "engines.place=true", "credit.keep_zero_variance=true"]
+    monkeypatch.setattr(SubprocessEngine, "_start", counted)
+    sets = [*ONE_STEP_OFF, "steps=5", "engines.place=subprocess", "credit.keep_zero_variance=true"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     assert len(born) == 2 and killed == born[:1]
     assert sorted(numbers(tmp_path / "run")) == [1, 2, 3, 4, 5]

@@ -21,8 +21,8 @@ def test_a_dry_run_shows_the_whole_recipe_and_what_it_will_do(tmp_path):
         "reset_optimizer = true",
     ):
         assert line in text
-    assert "48 at least" in text  # six batches of two groups of four
-    assert " nowhere: a checkpoint, or a run's folder" in text
+    assert "at least 48 rollouts" in text  # six batches of two groups of four
+    assert " nowhere: a checkpoint or run folder: " in text
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path):
@@ -33,7 +33,10 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
             "error: unknown setting 'loss.clip_lwo' in --set; did you mean",
         ),
         (["--set", "stage=agentc"], "error: unknown stage 'agentc'; must be one of"),
-        (["--debug", "train-only"], "error: --debug train-only and --replay FOLDER go together"),
+        (
+            ["--debug", "train-only"],
+            "--debug train-only and --replay FOLDER need each other",
+        ),
         ([], "error: "),
     ):
         code, text = said("rl", recipe, *words)
@@ -43,4 +46,4 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
 
 def test_distill_wants_a_recipe_of_its_own(tmp_path):
     code, text = said("distill", recipe_in(tmp_path, "nowhere"), "--dry-run")
-    assert code == 1 and "its stage is 'agentic', not 'distill'" in text
+    assert code == 1 and "stage must be 'distill', got 'agentic'" in text

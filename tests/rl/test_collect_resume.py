@@ -195,7 +195,7 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(tmp_path, said):
 def test_a_replay_of_a_ledger_of_another_format_is_refused(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.set_metadata("format", 99)
-    with pytest.raises(LedgerError, match="has format 99, this reads format 1"):
+    with pytest.raises(LedgerError, match="expected ledger format 1, got 99"):
         LedgerBatchSource(tmp_path / "ledger.sqlite")
 
 
@@ -302,14 +302,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     ledger = Ledger(disk.path)
     with pytest.raises(LedgerError, match="has 9 updates, but the ledger has 4"):
         ledger.rewind(9, whole=False)
-    with pytest.raises(LedgerError, match="in the middle of a batch that was trained from 2 to 4"):
+    with pytest.raises(LedgerError, match="inside the batch trained from 2 to 4"):
         ledger.rewind(3, whole=False)
     works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
 
     async def other_seed():
         LiveBatchSource(Orchestrator(works, pace, ledger, seed=6)).resume(4)
 
-    with pytest.raises(LedgerError, match="begun with seed 5, not 6"):
+    with pytest.raises(LedgerError, match="the ledger has seed 5, the run has 6"):
         run(other_seed())
 
 

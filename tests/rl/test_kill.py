@@ -30,26 +30,26 @@ main()
 DIE = """
 from paddock.journal import Journal
 from tests.killing import die_after
-metric = Journal.metric
-def counted(journal, step, **measured):
-    metric(journal, step, **measured)
+log_metrics = Journal.log_metrics
+def counted(journal, step, **values):
+    log_metrics(journal, step, **values)
     if step == {updates}:
         die_after({calls})
-Journal.metric = counted
+Journal.log_metrics = counted
 """
 CLING = """
 import asyncio
 from contextlib import suppress
 from functools import partial
-from paddock.cli import rl
-from paddock.launch import event_loop
+from importlib import import_module
+from paddock.launch.event_loop import run_with_grace
 from tests.rl.vault import VaultEnv
 async def cling(env):
     while int(env.task.id.rsplit("/", 1)[1]) >= 2:  # behind the first batch
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
 VaultEnv.start = cling
-rl.run = partial(event_loop.run, grace_s=0.5)
+import_module("paddock.launch.rl").run_with_grace = partial(run_with_grace, grace_s=0.5)
 """
 BREAK = """
 from paddock.rl.learner import Learner

@@ -145,7 +145,7 @@ def arm(patch, moment, countdown):
         "study": (Learner, "train"),
         "save": (Learner, "save"),
         "publish": (rl_engines, "_publisher"),
-        "attempt": (RolloutWorker, "attempt"),
+        "attempt": (RolloutWorker, "rollout"),
     }[moment]
     left = {"n": countdown}
     whole = getattr(owner, name)
@@ -273,9 +273,9 @@ def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
         run_rl(recipe, out, [*sets, "rollout.max_staleness=2", "credit.keep_zero_variance=true"])
         with LedgerView(out / LEDGER_FILE) as ledger:
             found = rollout_overview(ledger, RolloutQuery(status="filtered"))
-        assert found["balance"]["in_flight"] == 0
-        assert found["balance"]["filtered"] > 0
-        assert sum(found["balance"].values()) == 2 * found["balance"]["issued"]
+        assert found["counts"]["in_flight"] == 0
+        assert found["counts"]["filtered"] > 0
+        assert sum(found["counts"].values()) == 2 * found["counts"]["issued"]
         assert {group["reason"] for group in found["groups"]} == {UNUSED_REASON}
 
 
@@ -331,7 +331,7 @@ def test_what_happened_is_written_down(through):
     line = numbers(run)[4]
     for name in (
         "reward",
-        "reward_vault",
+        "reward/vault",
         "logprob_diff",
         "masked",
         "entropy",
@@ -345,7 +345,7 @@ def test_what_happened_is_written_down(through):
 
 def test_more_threads_in_the_environment_change_no_bit(through, start, tmp_path, monkeypatch):
     """Several threads do not round alike every time: in lock-step there is one."""
-    monkeypatch.setattr("paddock.train.run.CORES", 2)
+    monkeypatch.setattr("paddock.train.run.DEFAULT_THREADS", 2)
     _, expected = through
     hashes = Hashes(monkeypatch)
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])

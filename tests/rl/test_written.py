@@ -35,7 +35,7 @@ def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
     tmp_path, micro_tokens
 ):
     made = learner(
-        tmp_path, network(), machine={"micro_batch_tokens": micro_tokens}, optim={"lr": 3e-2}
+        tmp_path, network(), compute={"micro_batch_tokens": micro_tokens}, optim={"lr": 3e-2}
     )
     every = lessons(batch_of(made), made.settings)
     made.train(every)  # the first: trainer and sampler are still one
@@ -106,8 +106,9 @@ def test_every_attempt_has_its_times_and_its_lesson(run):
 def test_the_engine_and_the_network_have_rows(run):
     *_, last = rows(run, "engine")
     assert last["requests"] > 0 and last["generated_tokens"] > 0
-    assert 0 < last["hit_tokens"] <= last["asked_tokens"]
-    assert last["pages_spare"] <= last["pages_cached"] <= last["pages_used"] <= last["pages_total"]
+    assert 0 < last["prefix_cache_hit_tokens"] <= last["prefix_cache_query_tokens"]
+    pages = [last[f"pages_{name}"] for name in ("evictable", "cached", "used", "total")]
+    assert pages == sorted(pages)
     (look,) = rows(run, "network")
     assert look["step"] == 2
     assert len(look["pieces"]) > 8
