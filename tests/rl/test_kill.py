@@ -48,7 +48,7 @@ async def cling(env):
     while int(env.task.id.rsplit("/", 1)[1]) >= 2:  # behind the first batch
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
-VaultEnv.start = cling
+VaultEnv.reset = cling
 import_module("paddock.launch.rl").run_with_grace = partial(run_with_grace, grace_s=0.5)
 """
 BREAK = """

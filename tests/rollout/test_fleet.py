@@ -2,31 +2,18 @@
 
 import asyncio
 import time
-from collections import Counter
 
 import pytest
 
-from paddock.engine import (
-    ContextLengthExceededError,
-    Engine,
-    EngineError,
-    EngineSettings,
-    InvalidRequestError,
-    Request,
-)
 from paddock.records import Completion, SamplingParams, Segment
 from paddock.rollout.client import (
     EngineUnavailableError,
     InferenceRequest,
-    InProcessClient,
     NonStreamingClient,
     OutputDelta,
     RequestOutput,
-    RequestRejectedError,
 )
-from paddock.rollout.continuation import can_continue, concat_completions, continuation_request
 from paddock.rollout.replica_pool import LOOP_LAG_PROBE_S, Replica, ReplicaPool, ReplicaPoolSettings
-from tests.model.networks import born, latent_config
 from tests.patience import until_async
 
 QUICK = ReplicaPoolSettings(
@@ -227,181 +214,5 @@ def test_new_replicas_and_removed_ones():
             for i in range(5):
                 await fleet.generate(ask(f"s{i}"))
             assert len(two.asks) == 5 and one.asks == []
-
-    asyncio.run(run())
-
-
-def test_nobody_waits_longer_than_the_deadline():
-    async def run():
-        down = Fake("a")
-        down.up = False
-        brief = QUICK.model_copy(update={"request_timeout_s": 0.2})
-        async with ReplicaPool(replicas(down), brief) as fleet:
-            with pytest.raises(EngineUnavailableError, match=r"attempts|no engine is alive"):
-                await fleet.generate(ask())
-            with pytest.raises(EngineUnavailableError):
-                await gathered(fleet, ask())
-        hanging = Fake("b")
-        hanging.hangs = True
-        patient = brief.model_copy(update={"misses": 10**6})
-        async with ReplicaPool(replicas(hanging), patient) as fleet:
-            with pytest.raises(EngineUnavailableError):
-                await fleet.generate(ask())
-
-    asyncio.run(run())
-
-
-def test_a_replica_that_lives_but_fails_loses_the_session():
-    class Sulking(Fake):
-        async def stream(self, ask):
-            self.asks.append(ask)
-            raise EngineUnavailableError("503: overloaded")
-            yield
-
-    async def run():
-        fakes = [Sulking("a"), Sulking("b"), Sulking("c")]
-        async with ReplicaPool(replicas(*fakes), QUICK) as fleet:
-            first = fleet.router.route("s")
-            for i, fake in enumerate(fakes):
-                if fake.name != first:
-                    fakes[i].__class__ = Fake
-            answer = await fleet.generate(ask())
-            assert answer.completion.token_ids == expected((1, 2, 3))
-            assert len(next(f for f in fakes if f.name == first).asks) == 3
-            assert len(fleet.live_replicas) == 3
-
-    asyncio.run(run())
-
-
-def test_what_no_engine_could_answer_is_not_asked_again():
-    class Refusing(Fake):
-        async def stream(self, ask):
-            self.asks.append(ask)
-            raise RequestRejectedError("too long")
-            yield
-
-    async def run():
-        fake = Refusing("a")
-        async with ReplicaPool(replicas(fake), QUICK) as fleet:
-            with pytest.raises(RequestRejectedError):
-                await fleet.generate(ask())
-            assert len(fake.asks) == 1
-
-    asyncio.run(run())
-
-
-def test_cancelling_an_ask_ends_it_at_the_replica():
-    async def run():
-        fake = Fake("a")
-        async with ReplicaPool(
-            replicas(fake), QUICK.model_copy(update={"health_failure_threshold": 10**6})
-        ) as fleet:
-            fake.hangs = True
-            asking = asyncio.create_task(fleet.generate(ask()))
-            while not fake.open:
-                await asyncio.sleep(0)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            assert fake.open == 0
-            stream = fleet.stream(ask())
-            fake.hangs = False
-            await anext(stream)
-            await stream.aclose()
-            assert fake.open == 0
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParams(max_new_tokens=20, stop=("x",)),
-        SamplingParams(max_new_tokens=20, frequency_penalty=0.5),
-        SamplingParams(max_new_tokens=20, thinking_budget=3),
-    ],
-)
-def test_what_cannot_be_continued_begins_again_or_says_so(sampling):
-    assert not can_continue(sampling)
-
-    async def run():
-        fakes = [Fake("a"), Fake("b")]
-        async with ReplicaPool(replicas(*fakes), QUICK) as fleet:
-            breaking = next(f for f in fakes if f.name == fleet.router.route("s"))
-            breaking.breaks_at, breaking.finish = 5, "abort"
-            answer = await fleet.generate(ask(sampling=sampling))
-            assert answer.completion.token_ids == expected((1, 2, 3))
-            assert tuple(breaking.asks[1].token_ids) == (1, 2, 3)
-            breaking.breaks_at = 5
-            with pytest.raises(EngineUnavailableError, match="cannot be continued"):
-                await gathered(fleet, ask(sampling=sampling))
-
-    asyncio.run(run())
-
-
-def test_parts_of_a_reply_are_one():
-    one = Completion(
-        token_ids=(1, 2),
-        logprobs=(-1.0, -2.0),
-        versions=(Segment(1, 1), Segment(2, 1)),
-        finish="abort",
-        forced=(1,),
-    )
-    both = concat_completions(one, one)
-    assert both.token_versions == (1, 2, 1, 2) and both.forced == (1, 3)
-    assert continuation_request(ask(sampling=SamplingParams(max_new_tokens=2)), one) is None
-
-
-def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
-    """Three engines, sessions of several turns: what could be cached is found."""
-
-    async def run():
-        network = born(latent_config())
-        settings = EngineSettings(
-            page_size=1, kv_cache_bytes=1 << 22, context_length=128, stop_token_ids=()
-        )
-        engines = [Engine(network, None, settings) for _ in range(3)]
-        names, served = [f"e{i}" for i in range(3)], Counter()
-
-        class Noting(InProcessClient):
-            async def generate(self, request):
-                answer = await super().generate(request)
-                served[request.session_id, id(self.engine)] += 1
-                return answer
-
-        def replica(name, engine):
-            seam = Noting(
-                engine,
-                Request,
-                overlong_errors=(ContextLengthExceededError,),
-                rejection_errors=(InvalidRequestError,),
-                engine_errors=(EngineError,),
-            )
-            return Replica(name, seam, _well)
-
-        async with ReplicaPool(map(replica, names, engines), QUICK) as fleet:
-            found, ideal = await asyncio.gather(*(talk(fleet, f"s{i}") for i in range(12))), 0
-        ideal = sum(before for turns in found for _, before in turns)
-        hits = sum(cached for turns in found for cached, _ in turns)
-        assert hits >= 0.95 * ideal
-        assert len(served) == 12, "each session was served by one engine"
-        for each in engines:
-            assert each.audit() == []
-            each.close()
-
-    async def talk(fleet, session):
-        ids, turns, before = tuple(session.encode()[i % 2] % 50 for i in range(12)), [], 0
-        ids = (int(session[1:]), *ids)
-        for turn in range(4):
-            sampling = SamplingParams(max_new_tokens=6, temperature=1.0, seed=turn)
-            answer = await fleet.generate(ask(session, ids, sampling))
-            turns.append((answer.cached_tokens, max(0, before - 1)))
-            ids += (*answer.completion.token_ids, 7, 8)
-            before = len(ids) - 2
-        fleet.end_session(session)
-        return turns
-
-    async def _well(_patience_s):
-        return True
 
     asyncio.run(run())
