@@ -28,7 +28,7 @@ def written(tmp_path_factory):
     runs = {}
     for dtype in ("float32", "bfloat16"):
         machine, parallel = ComputeSettings(dtype=dtype), ParallelSettings(expert=2)
-        chosen = settings(start, steps=STEPS, machine=machine, parallel=parallel)
+        chosen = settings(start, steps=STEPS, compute=machine, parallel=parallel)
         runs[dtype] = run_in(folder / dtype, chosen)
     all_on_ranks(2, [(raise_network, run) for run in runs.values()])
     return runs

@@ -36,7 +36,7 @@ VARIANTS = {
     "lean": {
         "steps": 2,
         "stage": "sparse",
-        "machine": ComputeSettings(micro_batch_tokens=100, activation_checkpointing=True),
+        "compute": ComputeSettings(micro_batch_tokens=100, activation_checkpointing=True),
     },
 }
 
@@ -72,8 +72,8 @@ def raised(tmp_path_factory):
     for variant, sizes in [*((variant, {}) for variant in VARIANTS), *CASES]:
         for dtype in APART:
             chosen = {**BASE, "dataloader": stream, **VARIANTS[variant]}
-            machine = chosen.pop("machine", ComputeSettings())
-            chosen["machine"] = machine.model_copy(update={"dtype": dtype})
+            machine = chosen.pop("compute", ComputeSettings())
+            chosen["compute"] = machine.model_copy(update={"dtype": dtype})
             chosen["steps"] = 2 if dtype == "bfloat16" else chosen["steps"]
             chosen = settings(start, parallel=ParallelSettings(**sizes), **chosen)
             name = name_of(variant, sizes, dtype)

@@ -137,7 +137,7 @@ def one_broken_rank_stops_all(folder, dtype):
     """A number that only the second rank holds goes wrong."""
     with init_mesh(ParallelDegrees(data=2), CPU) as mesh:
         machine = ComputeSettings(dtype=dtype)
-        chosen = settings(folder, machine=machine, parallel=ParallelSettings(data=2))
+        chosen = settings(folder, compute=machine, parallel=ParallelSettings(data=2))
         network = place_model(born(latent_config()), machine, mesh)
         objective = LanguageModelObjective(STAGES["pretrain"], AuxLossSettings())
         trainer = Trainer(network, objective, chosen, folder / "batch.npz", mesh)
