@@ -101,7 +101,8 @@ class QuantizeProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:  # a bar that never started would print an empty line
+            self._progress.stop()
 
     def update(self, progress: "QuantizationProgress") -> None:
         if self._console.is_terminal:
