@@ -6,7 +6,7 @@ from paddock.api.body import parse_body
 from paddock.api.openai_chat_request import ChatCompletionBody
 from paddock.api.openai_completions import CompletionBody, parse_completion_requests
 from paddock.api.sglang_request import GenerateBody, parse_generate_requests
-from paddock.http import parse_json
+from paddock.http.json_body import parse_json
 from paddock.records import ApiError
 from tests.api.test_asks import DEFAULTS, chat_of
 

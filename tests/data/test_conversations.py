@@ -20,7 +20,6 @@ from paddock.data import (
     iterate_once,
     open_tokenizer,
     prepare_corpus,
-    tokenize_dialogue,
 )
 from paddock.data.dialogue_sources import (
     DemonstrationSource,
@@ -32,6 +31,7 @@ from paddock.data.dialogue_sources import (
 from paddock.data.mixture import MixtureSettings
 from paddock.data.reasoning import ReasoningSource
 from paddock.data.sources import DataError
+from paddock.data.tokenize_dialogue import tokenize_dialogue
 from paddock.envs import make
 from paddock.envs.nano import DemonstrationStyle
 from paddock.envs.nano.language import is_held_out

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddock.data import tokenize_dialogue
+from paddock.data.tokenize_dialogue import tokenize_dialogue
 from paddock.records import Dialogue, LossMaskSpan, Message, ToolCall, ToolSpec
 from paddock.text import ChatTemplate, ThinkingKwargs, Tokenizer, train_tokenizer
 from paddock.text.chat_template import GLM_VERSIONS
