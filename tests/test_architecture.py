@@ -1,3 +1,5 @@
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +100,18 @@ def test_a_package_docstring_is_read_line_by_line(tmp_path):
     plant(tmp_path, "op/reference.py", "")
     assert listed(tmp_path) == {"a.py", "op"}
     assert present(tmp_path) == {"op"}
+
+
+def test_no_function_has_more_than_80_lines():
+    """Device kernels are excepted: Triton and Gluon inline no helper without a cost."""
+    files = [f for f in Path("paddock").rglob("*.py") if not re.match(r"(triton|gluon)", f.name)]
+    lengths = {
+        f"{file}:{node.name}": node.end_lineno - node.lineno + 1
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > 80} == {}
 
 
 def test_no_file_has_more_than_400_lines():

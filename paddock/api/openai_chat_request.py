@@ -64,23 +64,7 @@ def parse_chat_request(
     body: ChatCompletionBody, defaults: SamplingParams, server: thinking_options.ThinkingOptions
 ) -> ChatCompletionRequest:
     """The request of a chat body. Raises ApiError naming the field at fault."""
-    options = thinking_options.merge_thinking_options(
-        thinking_options.from_template_kwargs(body.chat_template_kwargs),
-        thinking_options.from_thinking_field(body.thinking),
-        thinking_options.from_reasoning_field(body.reasoning),
-        thinking_options.from_effort(body.reasoning_effort),
-        thinking_options.ThinkingOptions(
-            budget=thinking_options.parse_thinking_budget(
-                body.thinking_token_budget, "thinking_token_budget"
-            )
-        ),
-        thinking_options.ThinkingOptions(
-            budget=thinking_options.parse_thinking_budget(
-                body.max_thinking_tokens, "max_thinking_tokens"
-            )
-        ),
-        server,
-    )
+    options = _thinking_options(body, server)
     n = 1 if body.n is None else body.n
     if not 1 <= n <= 128:
         raise ApiError(f"n must be in [1, 128], got {n}", param="n")
@@ -130,6 +114,26 @@ def parse_chat_request(
         return_token_ids=bool(body.return_token_ids),
         return_prompt_token_ids=bool(body.return_prompt_token_ids),
         return_meta_info=bool(body.return_meta_info),
+    )
+
+
+def _thinking_options(
+    body: ChatCompletionBody, server: thinking_options.ThinkingOptions
+) -> thinking_options.ThinkingOptions:
+    """Options of all fields that name them, most specific first; the server's defaults last."""
+    budgets = (
+        thinking_options.ThinkingOptions(
+            budget=thinking_options.parse_thinking_budget(getattr(body, name), name)
+        )
+        for name in ("thinking_token_budget", "max_thinking_tokens")
+    )
+    return thinking_options.merge_thinking_options(
+        thinking_options.from_template_kwargs(body.chat_template_kwargs),
+        thinking_options.from_thinking_field(body.thinking),
+        thinking_options.from_reasoning_field(body.reasoning),
+        thinking_options.from_effort(body.reasoning_effort),
+        *budgets,
+        server,
     )
 
 

@@ -84,22 +84,9 @@ def parse_responses_request(
     `previous` is the stored response that `previous_response_id` names; `store_enabled` tells
     whether the server stores responses.
     """
-    if body.previous_response_id is not None and previous is None:
-        what = "this server stores no responses; send the whole conversation"
-        raise ApiError(f"previous_response_id: {what}", param="previous_response_id")
-    if body.conversation is not None:
-        what = "this server stores no conversations; send all items or use previous_response_id"
-        raise ApiError(f"conversation: {what}", param="conversation")
-    if body.prompt is not None:
-        raise ApiError(
-            "prompt: this server stores no prompts; send the text as input", param="prompt"
-        )
-    if body.background:
-        raise ApiError("background responses are not supported", param="background")
-    messages, instructions = (
-        parse_request_messages(list(_messages(body))),
-        int(bool(body.instructions)),
-    )
+    _check_supported(body, previous)
+    messages = parse_request_messages(list(_messages(body)))
+    instructions = int(bool(body.instructions))
     if previous is not None:
         messages = (*messages[:instructions], *previous.messages, *messages[instructions:])
     store = store_enabled and body.store is not False
@@ -142,21 +129,43 @@ def parse_responses_request(
         stream=bool(body.stream),
         session=body.prompt_cache_key or body.user or (previous.session if previous else None),
         top_logprobs=max(0, body.top_logprobs or 0) if with_logprobs else None,
-        echoed={
-            "previous_response_id": body.previous_response_id,
-            "store": store,
-            "instructions": body.instructions,
-            "metadata": body.metadata or {},
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "temperature": temperature,
-            "top_p": top_p,
-            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-            "tools": body.tools or [],
-            "max_output_tokens": body.max_output_tokens,
-            "reasoning": body.reasoning,
-            "text": body.text or {"format": {"type": "text"}},
-        },
+        echoed=_echoed_fields(body, store=store, temperature=temperature, top_p=top_p),
     )
+
+
+def _check_supported(body: ResponsesBody, previous: PreviousResponse | None) -> None:
+    if body.previous_response_id is not None and previous is None:
+        what = "this server stores no responses; send the whole conversation"
+        raise ApiError(f"previous_response_id: {what}", param="previous_response_id")
+    if body.conversation is not None:
+        what = "this server stores no conversations; send all items or use previous_response_id"
+        raise ApiError(f"conversation: {what}", param="conversation")
+    if body.prompt is not None:
+        raise ApiError(
+            "prompt: this server stores no prompts; send the text as input", param="prompt"
+        )
+    if body.background:
+        raise ApiError("background responses are not supported", param="background")
+
+
+def _echoed_fields(
+    body: ResponsesBody, *, store: bool, temperature: float, top_p: float
+) -> dict[str, Any]:
+    """The request fields that every response repeats, defaults filled in."""
+    return {
+        "previous_response_id": body.previous_response_id,
+        "store": store,
+        "instructions": body.instructions,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "temperature": temperature,
+        "top_p": top_p,
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": body.tools or [],
+        "max_output_tokens": body.max_output_tokens,
+        "reasoning": body.reasoning,
+        "text": body.text or {"format": {"type": "text"}},
+    }
 
 
 def _check_echoed_size(body: ResponsesBody) -> None:

@@ -12,6 +12,33 @@ from paddock.launch import units
 if TYPE_CHECKING:
     from paddock.serve import ServeSettings
 
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A host name of this server, for example of a proxy."),
+]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="PADDOCK_API_KEY", help="API key that clients must send.")
+]
+AdminKey = Annotated[
+    str | None,
+    typer.Option(envvar="PADDOCK_ADMIN_KEY", help="API key that admin routes require."),
+]
+SpeculativeTokens = Annotated[
+    int, typer.Option(min=0, max=5, help="Speculative (MTP) tokens per step.")
+]
+MaxPrefillTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Prefill tokens per step. Default: by the device's memory."),
+]
+ServedNames = Annotated[
+    list[str] | None,
+    typer.Option(help="Model name in the API; may be repeated. Default: FOLDER's."),
+]
+ChatTemplate = Annotated[
+    Literal["5", "5.1", "5.2", "5.3"] | None,
+    typer.Option(help="A version of GLM-5's chat template, in place of the folder's."),
+]
+
 
 def serve(  # noqa: PLR0913  one option each
     folder: Annotated[
@@ -19,21 +46,11 @@ def serve(  # noqa: PLR0913  one option each
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 8000,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A host name of this server, for example of a proxy."),
-    ] = None,
+    allowed_host: AllowedHosts = None,
     dp_size: Annotated[int, typer.Option(min=1, help="Replicas, each with its own weights.")] = 1,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="PADDOCK_API_KEY", help="API key that clients must send.")
-    ] = None,
-    admin_key: Annotated[
-        str | None,
-        typer.Option(envvar="PADDOCK_ADMIN_KEY", help="API key that admin routes require."),
-    ] = None,
-    num_speculative_tokens: Annotated[
-        int, typer.Option(min=0, max=5, help="Speculative (MTP) tokens per step.")
-    ] = 0,
+    api_key: ApiKey = None,
+    admin_key: AdminKey = None,
+    num_speculative_tokens: SpeculativeTokens = 0,
     kv_cache_memory: Annotated[
         str | None, typer.Option(help="KV cache per replica, such as 4GB. Default: what is free.")
     ] = None,
@@ -44,18 +61,9 @@ def serve(  # noqa: PLR0913  one option each
     max_running_requests: Annotated[
         int, typer.Option(min=1, help="Max running requests per replica.")
     ] = 32,
-    max_prefill_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Prefill tokens per step. Default: by the device's memory."),
-    ] = None,
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(help="Model name in the API; may be repeated. Default: FOLDER's."),
-    ] = None,
-    chat_template: Annotated[
-        Literal["5", "5.1", "5.2", "5.3"] | None,
-        typer.Option(help="A version of GLM-5's chat template, in place of the folder's."),
-    ] = None,
+    max_prefill_tokens: MaxPrefillTokens = None,
+    served_model_name: ServedNames = None,
+    chat_template: ChatTemplate = None,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option()] = None,
     device: Annotated[str | None, typer.Option(help="Default: accelerators, else cpu.")] = None,
     capture_routing: Annotated[
