@@ -15,6 +15,7 @@ ROOT = Path(paddock.__file__).parent
 RELIED_ON = {
     "checkpoint": ["load_pretrained", "save_pretrained"],
     "engine": ["Engine", "EngineSettings"],
+    "envs": ["Env", "Tool"],  # base of an own environment, and its tools
     "launch": ["distill"],
     "model": ["GrowingCache", "KVCache", "NoCache"],
     "optim": ["AdamW", "LinearRampSchedule", "Muon", "PiecewiseConstantSchedule"],

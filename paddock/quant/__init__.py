@@ -15,7 +15,6 @@ w4a8.py       integer weights and scales: one quantizer for training, scoring an
 """
 
 from paddock.checkpoint import COMPRESSED_TENSORS, QUANTIZED_LOADERS
-from paddock.quant import qat
 from paddock.quant.calibration_data import CalibrationText, TextPurpose
 from paddock.quant.compressed_tensors import load_quantized
 from paddock.quant.qat import int4
@@ -36,7 +35,6 @@ __all__ = [
     "check_not_quantized",
     "int4",
     "load_quantized",
-    "qat",
     "quantize",
     "quantize_folder",
     "rotate",

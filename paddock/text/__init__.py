@@ -17,7 +17,7 @@ tool_arguments.py  tool-call arguments: lenient JSON, and types from a JSON sche
 tool_call_grammar.py  grammar that allows exactly one tool call
 """
 
-from paddock.text import messages, parse_events, prefix_check
+from paddock.text import messages, parse_events
 from paddock.text.chat_template import (
     DEFAULT_THINKING,
     ChatTemplate,
@@ -69,7 +69,6 @@ __all__ = [
     "parse_completion",
     "parse_events",
     "parse_messages",
-    "prefix_check",
     "tokenizer_from_gguf",
     "tool_call_grammar",
     "tool_to_openai",
