@@ -20,7 +20,7 @@ class EnvError(ValueError):
 
 
 class EnvSettings(BaseSettings):
-    """Base class of the settings of an environment."""
+    """Base class of the settings of an environment: its env args."""
 
     # Settings that determine which task an index is; empty: all. Settings of execution, such as
     # timeouts and numbers of processes, are not among them.
