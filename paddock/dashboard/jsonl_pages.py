@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.dashboard import old_names
-from paddock.dashboard.rollouts import failure_label
 from paddock.dashboard.run_view import is_own_file, parse_number_or_none
+from paddock.records import failure_label
 
 ROLLOUTS, ENGINE, NETWORK = "rollouts.jsonl", "engine.jsonl", "network.jsonl"
 OLD_COLUMNS = {

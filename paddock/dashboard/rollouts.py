@@ -8,20 +8,13 @@ from typing import Any
 from paddock.dashboard.messages import TokenText, parse_messages
 from paddock.dashboard.old_names import REASONS
 from paddock.journal import GroupRecord, LedgerError, LedgerView, RolloutSummary
-from paddock.records import Trajectory, Verdict
+from paddock.records import Trajectory, Verdict, failure_label
 
 WINDOW = 512  # newest groups that a page covers
 MAX_GROUPS_SHOWN = 60  # listed on a page
 MAX_ROLLOUTS_SHOWN = 64  # of a group
 BINS = 20  # of the histogram
 MAX_TOKENS_SHOWN = 40_000  # of a rollout
-# Kinds of failure that are stored under another name than they are shown.
-FAILURE_LABELS = {"world": "environment", "time": "timeout"}
-
-
-def failure_label(kind: str) -> str:
-    """A kind of failure as it is shown."""
-    return FAILURE_LABELS.get(kind, kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,7 +172,7 @@ def _source(path: Path) -> "FileSource":
             return ParquetSource(name="text", path=str(path))
         return FolderSource(name="text", path=str(path))
     if not path.is_file():
-        raise UserError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: file or folder not found")
     if name.endswith((".jsonl", ".jsonl.gz")):
         return JsonlSource(name="text", path=str(path))
     if name.endswith(".parquet"):

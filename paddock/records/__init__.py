@@ -29,6 +29,7 @@ from paddock.records.task import (
     Outcome,
     Task,
     Verdict,
+    failure_label,
 )
 from paddock.records.train_sample import TrainSample
 from paddock.records.trajectory import Completion, FinishReason, Segment, Trajectory, Turn
@@ -62,6 +63,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Verdict",
+    "failure_label",
     "json_codec",
     "parameter",
 ]
