@@ -332,7 +332,7 @@ class ModelRunner:
                 )
 
     def _add_requested_logprobs(self, row: _SampledRows, sampled: _SampledTokens) -> None:
-        """Add the extra log-probabilities that the request asked for."""
+        """Add the extra log-probabilities requested for the sequence."""
         if row.accepted and row.first in sampled.full_logprobs:
             request, logprob_NV = (
                 row.sequence.request,
