@@ -8,7 +8,7 @@ from rich.live import Live
 
 from paddock.cli.tables import table
 from paddock.launch import RLCallbacks
-from paddock.records import failure_label
+from paddock.records import Failure
 
 if TYPE_CHECKING:
     from paddock.rl import UpdateMetrics
@@ -79,6 +79,6 @@ def _cells(metrics: "UpdateMetrics") -> dict[str, str]:
     cells["entropy"] = f"{trained.mean('entropy'):.3f}"
     cells["zero-variance"] = f"{rollouts.num_zero_variance}/{rollouts.num_groups}"
     cells["failures"] = ", ".join(
-        f"{failure_label(kind)} {count}" for kind, count in rollouts.failures.items()
+        f"{Failure.kind_label(kind)} {count}" for kind, count in rollouts.failures.items()
     )
     return cells

@@ -8,7 +8,7 @@ from typing import Any
 from paddock.dashboard.messages import TokenText, parse_messages
 from paddock.dashboard.old_names import REASONS
 from paddock.journal import GroupRecord, LedgerError, LedgerView, RolloutSummary
-from paddock.records import Trajectory, Verdict, failure_label
+from paddock.records import Failure, Trajectory, Verdict
 
 WINDOW = 512  # newest groups that a page covers
 MAX_GROUPS_SHOWN = 60  # listed on a page
@@ -87,7 +87,7 @@ def _group(entry: GroupRecord, rollouts: Sequence[RolloutSummary]) -> Mapping[st
         "reason": REASONS.get(entry.reason, entry.reason),
         "step": entry.trained if entry.trained is not None else entry.issued,
         "rewards": [rollout.reward for rollout in rollouts],
-        "failures": [failure_label(rollout.kind) for rollout in rollouts],
+        "failures": [Failure.kind_label(rollout.kind) for rollout in rollouts],
         "mean_tokens": sum(rollout.tokens for rollout in rollouts) / max(1, len(rollouts)),
     }
 
@@ -108,7 +108,7 @@ def failure_summary(ledger: LedgerView, query: RolloutQuery) -> Mapping[str, Any
         "rollouts": [
             {
                 "task": task,
-                "kind": failure_label(kind),
+                "kind": Failure.kind_label(kind),
                 "where": place,
                 "message": what,
                 "count": count,
@@ -141,7 +141,7 @@ def _rollout(
     found: dict[str, Any] = {
         "rollout": summary.member,
         "reward": summary.reward,
-        "failure": f"{failure_label(summary.kind)} at {summary.place}" if summary.kind else "",
+        "failure": f"{Failure.kind_label(summary.kind)} at {summary.place}" if summary.kind else "",
         "note": summary.what,
         "parts": {},
         "tokens": summary.tokens,
@@ -220,7 +220,7 @@ def rollout_detail(
         "reason": REASONS.get(entry.reason, entry.reason),
         "step": entry.trained,
         "reward": summary.reward,
-        "failure": f"{failure_label(summary.kind)} at {summary.place}: {summary.what}"
+        "failure": f"{Failure.kind_label(summary.kind)} at {summary.place}: {summary.what}"
         if summary.kind
         else "",
         "not_shown": max(0, len(chosen.token_ids) - MAX_TOKENS_SHOWN),

@@ -29,7 +29,6 @@ from paddock.records.task import (
     Outcome,
     Task,
     Verdict,
-    failure_label,
 )
 from paddock.records.train_sample import TrainSample
 from paddock.records.trajectory import Completion, FinishReason, Segment, Trajectory, Turn
@@ -63,7 +62,6 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Verdict",
-    "failure_label",
     "json_codec",
     "parameter",
 ]

@@ -107,16 +107,16 @@ class Failure:
     @property
     def label(self) -> str:
         """Kind and step as they are displayed."""
-        return f"{failure_label(self.kind)} at {self.where}"
+        return f"{self.kind_label(self.kind)} at {self.where}"
 
+    @staticmethod
+    def kind_label(kind: str) -> str:
+        """A kind of failure as it is displayed.
 
-def failure_label(kind: str) -> str:
-    """A kind of failure as it is displayed.
-
-    >>> failure_label("time"), failure_label("policy")
-    ('timeout', 'policy')
-    """
-    return _DISPLAYED_KINDS.get(kind, kind)
+        >>> Failure.kind_label("time"), Failure.kind_label("policy")
+        ('timeout', 'policy')
+        """
+        return _DISPLAYED_KINDS.get(kind, kind)
 
 
 Outcome = Verdict | Failure

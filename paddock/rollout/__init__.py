@@ -28,7 +28,7 @@ watchdog.py            detects a blocked event loop
 worker.py              runs one rollout: environment, session, client
 """
 
-from paddock.rollout import gateway, sglang_client
+from paddock.rollout import sglang_client
 from paddock.rollout.batch_composer import BatchIncomplete
 from paddock.rollout.client import (
     EngineUnavailableError,
@@ -81,6 +81,5 @@ __all__ = [
     "TaskSpec",
     "build_gateway",
     "failed_trajectory",
-    "gateway",
     "sglang_client",
 ]
