@@ -186,7 +186,7 @@ def _expert_claim(tokens: int) -> Claim:
     """All of a layer's routed products, as decoding so many tokens at once meets them, against the
     faster of the two forms that bfloat16 has."""
     from paddock.kernels.fused_experts import triton as few
-    from paddock.kernels.fused_experts.fused import MOST_ROWS
+    from paddock.kernels.fused_experts.fused import MAX_ROWS
     from paddock.kernels.grouped_gemm import grouped_gemm
 
     F, D = SHAPES["gate and up"]
@@ -203,7 +203,7 @@ def _expert_claim(tokens: int) -> Claim:
         lambda _: int_grouped_gemm(quantize_per_token(x), narrow, counts, torch.bfloat16),
         lambda _: int_grouped_gemm(rounded, narrow, counts, torch.bfloat16),
         lambda _: grouped_gemm(x, wide, counts),
-        *([by_few] if len(x) <= MOST_ROWS else []),
+        *([by_few] if len(x) <= MAX_ROWS else []),
     ]
     ours, alone, *bfloat16 = _timed(arms, 4)
     what = f"W4A8 gate and up of 256 experts, {tokens} tokens of 8, against the faster bfloat16"

@@ -1,4 +1,4 @@
-"""`python -m paddock`: the front door, by its shortest name."""
+"""`python -m paddock`: the command line."""
 
 from paddock.cli.__main__ import main
 

@@ -22,9 +22,9 @@ class ThinkingOptions:
         """These options; unset ones are taken from `other`."""
         if NO_THINKING_OPTIONS in (self, other):
             return other if self == NO_THINKING_OPTIONS else self
-        mine = self.thinking.as_kwargs
+        own = self.thinking.as_kwargs
         return ThinkingOptions(
-            thinking=ThinkingKwargs(**(other.thinking.as_kwargs | mine)),
+            thinking=ThinkingKwargs(**(other.thinking.as_kwargs | own)),
             budget=other.budget if self.budget is None else self.budget,
         )
 

@@ -1,11 +1,11 @@
 """Speed benchmarks behind `paddock bench`: serving, training steps, kernels.
 
-kernel_cases.py  the benchmark case of every kernel
-kernel_inputs.py shapes and random tensors of one layer
-kernels.py       every kernel timed against its reference
-latent_prepare_case.py  the input of the MLA prepare kernels
-serving.py       throughput and latency of an engine or a server
-training.py      throughput, memory and MFU of a training step
+kernel_cases.py      the benchmark case of every kernel
+kernel_inputs.py     shapes and random tensors of one layer
+kernels.py           every kernel timed against its reference
+mla_prepare_case.py  the input of the MLA prepare kernels
+serving.py           throughput and latency of an engine or a server
+training.py          throughput, memory and MFU of a training step
 """
 
 from paddock.bench.kernel_inputs import layer_shape

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from paddock.bench.kernel_inputs import RandomInputs
-from paddock.bench.latent_prepare_case import latent_prepare
+from paddock.bench.mla_prepare_case import mla_prepare
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ def _index_kl(inputs: RandomInputs) -> Call:
     return lambda: index_kl(index, attention, (Span(0, size.tokens, 0, size.tokens),))
 
 
-def _kept_attention(inputs: RandomInputs) -> Call:
+def _topk_masked_attention(inputs: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.dense_attention import topk_masked_attention
@@ -90,14 +90,14 @@ def _kept_attention(inputs: RandomInputs) -> Call:
     return lambda: topk_masked_attention(query, key, value, spans, index_TK.int(), scale=128**-0.5)
 
 
-def _expert_choice(inputs: RandomInputs) -> Call:
+def _expert_topk(inputs: RandomInputs) -> Call:
     from paddock.kernels.expert_topk import expert_topk
 
     score_TE = inputs.random(inputs.size.tokens, inputs.size.experts, wide=True)
     return lambda: expert_topk(score_TE, inputs.size.active)
 
 
-def _few_experts(inputs: RandomInputs) -> Call:
+def _fused_experts(inputs: RandomInputs) -> Call:
     from paddock.kernels.fused_experts import fused_experts
 
     size, few = inputs.size, 4
@@ -131,7 +131,7 @@ def _index_topk(inputs: RandomInputs) -> Call:
     return lambda: index_topk(query_THD, key_SD, weight_TH, 0, size.keep)
 
 
-def _latent_decode(inputs: RandomInputs) -> Call:
+def _mla_decode(inputs: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.block_table import BlockTable
@@ -152,7 +152,7 @@ def _latent_decode(inputs: RandomInputs) -> Call:
     return lambda: mla_paged_decode(query_BQHC, row_SC, table, visible_BQ, **how)  # type: ignore[arg-type]
 
 
-def _grouped_decode(inputs: RandomInputs) -> Call:
+def _gqa_decode(inputs: RandomInputs) -> Call:
     import torch
 
     from paddock.kernels.block_table import BlockTable
@@ -172,7 +172,7 @@ def _grouped_decode(inputs: RandomInputs) -> Call:
     )
 
 
-def _lm_loss(inputs: RandomInputs) -> Call:
+def _linear_cross_entropy(inputs: RandomInputs) -> Call:
     from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 
     size = inputs.size
@@ -274,7 +274,7 @@ def _w4a8_gemm(inputs: RandomInputs) -> Call:
     return lambda: int_linear(rows, weight, dtype)
 
 
-def _wide_linear(inputs: RandomInputs) -> Call:
+def _linear_fp32(inputs: RandomInputs) -> Call:
     from paddock.kernels.linear_fp32 import linear_fp32
 
     size = inputs.size
@@ -304,16 +304,16 @@ def _gated_delta(inputs: RandomInputs) -> ReferenceAndKernel:
 CASES: dict[str, Callable[[RandomInputs], Call]] = {
     "adamw": _adamw,
     "causal_attention": _causal_attention,
-    "expert_topk": _expert_choice,
-    "fused_experts": _few_experts,
-    "gqa_decode": _grouped_decode,
+    "expert_topk": _expert_topk,
+    "fused_experts": _fused_experts,
+    "gqa_decode": _gqa_decode,
     "grouped_gemm": _grouped_gemm,
     "index_kl": _index_kl,
     "index_topk": _index_topk,
-    "topk_masked_attention": _kept_attention,
-    "mla_decode": _latent_decode,
-    "mla_prepare": latent_prepare,
-    "linear_cross_entropy": _lm_loss,
+    "topk_masked_attention": _topk_masked_attention,
+    "mla_decode": _mla_decode,
+    "mla_prepare": mla_prepare,
+    "linear_cross_entropy": _linear_cross_entropy,
     "moe_permute": _moe_permute,
     "newton_schulz": _newton_schulz,
     "norm": _norm,
@@ -322,7 +322,7 @@ CASES: dict[str, Callable[[RandomInputs], Call]] = {
     "swiglu": _swiglu,
     "topk": _topk,
     "w4a8_gemm": _w4a8_gemm,
-    "linear_fp32": _wide_linear,
+    "linear_fp32": _linear_fp32,
 }
 # Kernels that run wherever their reference does.
 PAIRED_CASES: dict[str, tuple[str, Callable[[RandomInputs], ReferenceAndKernel]]] = {

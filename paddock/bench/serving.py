@@ -202,9 +202,9 @@ def open_benchmark_engine(
     )
     from paddock.rollout import InProcessClient
 
-    (place,) = engines.pick_devices(device, 1)
-    dtype = dtype or ("float32" if place == "cpu" else "bfloat16")
-    network = _network(model, place, dtype)
+    (chosen,) = engines.pick_devices(device, 1)
+    dtype = dtype or ("float32" if chosen == "cpu" else "bfloat16")
+    network = _network(model, chosen, dtype)
     settings = EngineSettings(
         max_running_requests=max_concurrency,
         num_speculative_tokens=mtp,
@@ -221,10 +221,10 @@ def open_benchmark_engine(
         rejection_errors=(InvalidRequestError,),
         engine_errors=(EngineError,),
     )
-    return BenchmarkEngine(client, engine, network.config, place, dtype)
+    return BenchmarkEngine(client, engine, network.config, chosen, dtype)
 
 
-def _network(model: str, place: str, dtype: str) -> "Transformer":
+def _network(model: str, device: str, dtype: str) -> "Transformer":
     import torch
 
     from paddock.checkpoint import latest_model, load_pretrained
@@ -232,7 +232,7 @@ def _network(model: str, place: str, dtype: str) -> "Transformer":
     from paddock.train import free_memory_bytes
 
     if Path(model).is_dir():
-        return load_pretrained(latest_model(Path(model)), dtype, place)
+        return load_pretrained(latest_model(Path(model)), dtype, device)
     if model not in PRESETS:
         raise UserError(
             f"'{model}' is neither a folder nor a preset; presets: {', '.join(PRESETS)}"
@@ -244,4 +244,4 @@ def _network(model: str, place: str, dtype: str) -> "Transformer":
             f"{model}: fresh weights need {units.format_bytes(needed)}, "
             f"{units.format_bytes(free)} are free"
         )
-    return Transformer.from_config(config, seed=0).cast(getattr(torch, dtype)).to(place).eval()
+    return Transformer.from_config(config, seed=0).cast(getattr(torch, dtype)).to(device).eval()

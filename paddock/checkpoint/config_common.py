@@ -101,7 +101,7 @@ class ConfigJsonReader:
             for key, value in data.items()
             if value is not None and key not in IGNORED_KEYS and not key.startswith("_")
         }
-        self._asked: set[str] = set()
+        self._read_keys: set[str] = set()
 
     def fail(self, what: str) -> NoReturn:
         raise CheckpointError(f"{self.where}: {what}")
@@ -112,7 +112,7 @@ class ConfigJsonReader:
     def pop(self, key: str, kind: ConfigValueType, default: Any = ...) -> Any:
         """Remove and return the value of a key, which must be of its kind. A missing key is an
         error unless there is a default; null counts as missing."""
-        self._asked.add(key)
+        self._read_keys.add(key)
         if key not in self._left:
             if default is ...:
                 self.fail(f"'{key}' is missing{_hint(key, self._left, 'did you mean {}')}")
@@ -143,7 +143,7 @@ class ConfigJsonReader:
 
     def check_empty(self) -> None:
         for key in self._left:
-            self.fail(f"unknown setting '{key}'{_hint(key, self._asked, 'did you mean {}')}")
+            self.fail(f"unknown setting '{key}'{_hint(key, self._read_keys, 'did you mean {}')}")
 
 
 def _hint(key: str, others: Any, question: str) -> str:

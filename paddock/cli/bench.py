@@ -194,15 +194,15 @@ def bench_kernels(
     from paddock.bench import layer_shape, time_kernels
     from paddock.train import pick_device
 
-    place = pick_device(device)
-    found = time_kernels(kernels or [], place, repeats)
+    chosen = pick_device(device)
+    found = time_kernels(kernels or [], chosen, repeats)
     if as_json:
         for each in found:
-            typer.echo(json.dumps({"device": str(place), **asdict(each), "speedup": each.speedup}))
+            typer.echo(json.dumps({"device": str(chosen), **asdict(each), "speedup": each.speedup}))
         return
     rows = list(found)
     notes = dict.fromkeys(f"-: {each.note}" for each in rows if each.note)
-    print_parts(f"{place}: {layer_shape(place)}; forward only", _kernel_table(rows), *notes)
+    print_parts(f"{chosen}: {layer_shape(chosen)}; forward only", _kernel_table(rows), *notes)
 
 
 def _kernel_table(found: "Sequence[KernelTiming]") -> Any:

@@ -153,8 +153,8 @@ class ChatLoop:
 
         inbox: SimpleQueue[Any] = SimpleQueue()
         request = Request(token_ids=prompt, sampling_params=self.sampling, id=uuid4().hex)
-        name, answered = self.engine.submit(request, inbox.put, streamed=True), False
-        while not answered:
+        name, finished = self.engine.submit(request, inbox.put, streamed=True), False
+        while not finished:
             try:
                 delta = inbox.get()
             except KeyboardInterrupt:
@@ -162,7 +162,7 @@ class ChatLoop:
                 continue
             if isinstance(delta, EngineError):
                 raise delta
-            answered = delta.output is not None
+            finished = delta.output is not None
             yield delta
 
 

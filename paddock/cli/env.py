@@ -204,7 +204,7 @@ def _print_messages(messages: Sequence[Message]) -> None:
 
 def _print_outcome(outcome: Verdict | Failure, turns: int, seconds: float) -> None:
     if isinstance(outcome, Failure):
-        raise UserError(f"rollout failed ({outcome.kind} at {outcome.where}): {outcome.what}")
+        raise UserError(f"rollout failed ({outcome.label}): {outcome.what}")
     parts = "".join(f"\n  {value:g}  {name}" for name, value in outcome.parts.items())
     note = f" ({outcome.note})" if outcome.note else ""
     typer.echo(f"reward {outcome.reward:g}{note} after {turns} turns, {seconds:.1f} s{parts}")

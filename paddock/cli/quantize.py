@@ -135,10 +135,10 @@ def _tables(report: dict[str, Any]) -> list[Table]:
     if "kl_geometric_mean" in report:
         kl = f"{report['kl_geometric_mean']:.2e} nats"
         quality.add_row("KL (geometric mean)", "", kl, "")
-    for found in report.get("worlds", []):
+    for found in report.get("envs", report.get("worlds", [])):
         one, other = found["reward"]
         change = f"{other - one:+.3f} ± {found['error']:.3f} SE"
-        name = f"{found['world']}, {found['tasks']} tasks"
+        name = f"{found.get('env') or found['world']}, {found['tasks']} tasks"
         quality.add_row(name, f"{one:.3f}", f"{other:.3f}", change)
     layers = table("layer", numbers=LAYER_COLUMNS)
     for layer in report["layers"]:

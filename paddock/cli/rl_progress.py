@@ -8,6 +8,7 @@ from rich.live import Live
 
 from paddock.cli.tables import table
 from paddock.launch import RLCallbacks
+from paddock.records import Failure
 
 if TYPE_CHECKING:
     from paddock.rl import UpdateMetrics
@@ -77,5 +78,7 @@ def _cells(metrics: "UpdateMetrics") -> dict[str, str]:
     cells["masked"] = f"{trained.mean('masked'):.1%}"
     cells["entropy"] = f"{trained.mean('entropy'):.3f}"
     cells["zero-variance"] = f"{rollouts.num_zero_variance}/{rollouts.num_groups}"
-    cells["failures"] = ", ".join(f"{kind} {count}" for kind, count in rollouts.failures.items())
+    cells["failures"] = ", ".join(
+        f"{Failure.kind_label(kind)} {count}" for kind, count in rollouts.failures.items()
+    )
     return cells

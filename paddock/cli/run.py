@@ -95,7 +95,7 @@ def _execute(stage: launch.PipelineStage) -> None:
     sets = list(stage.overrides)
     if stage.stage.command == "quantize":
         recipe, runs = str(stage.recipe), stage.calibration_runs
-        # No needles: the pipeline's own suites say more, and for every stage.
+        # No needles: the suites of the pipeline evaluate every stage.
         quantize(stage.model, stage.out, recipe, sets, calibration_data=runs, needles=0)
     elif stage.stage.command == "rl":
         rl(stage.recipe, out=stage.out, sets=sets)

@@ -82,11 +82,11 @@ class RejectionSamplingProgress:
     def __init__(self) -> None:
         self._total = self._seen = 0
         self._console = Console(stderr=True)
-        self._began = self._printed_at = time.monotonic()
+        self._started = self._printed_at = time.monotonic()
 
     def start(self, total: int) -> None:
         self._total = total
-        self._began = self._printed_at = time.monotonic()
+        self._started = self._printed_at = time.monotonic()
 
     def update(self, counts: Counter[str]) -> None:
         self._seen += 1
@@ -95,7 +95,7 @@ class RejectionSamplingProgress:
         if now - self._printed_at < pause and self._seen < self._total:
             return
         self._printed_at = now
-        rate = self._seen / max(1e-9, now - self._began)
+        rate = self._seen / max(1e-9, now - self._started)
         remaining = (self._total - self._seen) / rate
         outcomes = ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
         text = (

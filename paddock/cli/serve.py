@@ -120,8 +120,8 @@ def _print_info(info: launch.ServerInfo) -> None:
         p.numel() for p in engine.run_between_steps(lambda n: list(n.parameters())).result()
     )
     memory = units.format_bytes(capacity.tokens * capacity.bytes_per_token)
-    most = engine.settings.max_running_requests
-    at_full_context = min(most, capacity.tokens // capacity.context_length)
+    max_running = engine.settings.max_running_requests
+    at_full_context = min(max_running, capacity.tokens // capacity.context_length)
     curl = (
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
         f"""-d '{{"messages": [{{"role": "user", "content": "Hello"}}]}}'"""
@@ -135,7 +135,7 @@ def _print_info(info: launch.ServerInfo) -> None:
         "context": f"{capacity.context_length:,} tokens",
         "KV cache": f"{capacity.tokens:,} tokens in {capacity.num_pages:,} pages, {memory} "
         "per replica",
-        "requests": f"max {most} running per replica, {at_full_context} at full context",
+        "requests": f"max {max_running} running per replica, {at_full_context} at full context",
         "chunked prefill": f"{engine.settings.max_prefill_tokens:,} tokens per step",
         "speculative": f"{engine.settings.num_speculative_tokens} draft tokens (MTP)",
         "chat page": url,

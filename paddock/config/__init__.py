@@ -1,4 +1,4 @@
-"""Frozen settings, and recipes that say how they differ from the defaults.
+"""Settings as frozen pydantic models, and TOML recipes that override their defaults.
 
 recipe.py          loads TOML recipes with `extends` and --set overrides; finds bundled ones
 renamed_keys.py    settings keys of earlier versions, for errors that name the new key

@@ -1,7 +1,7 @@
 """Loads recipes: TOML files with `extends`, and --set overrides, merged into plain data.
 
-Each layer says only what differs: tables are merged key by key, any other value, lists included,
-replaces the one before it. `extends` names one file or several, relative to the file it stands in;
+Each layer contains only what differs: tables are merged key by key; any other value, including a
+list, replaces the one before it. `extends` names one file or several, relative to the file itself;
 they are applied from left to right, then the file itself, then every --set. Recipes that ship with
 the package are found by name.
 """
@@ -37,7 +37,7 @@ def find_recipe(name: str | Path) -> Path:
     >>> find_recipe("nano/pretrain").relative_to(BUNDLED_RECIPES)
     PosixPath('nano/pretrain.toml')
 
-    A name that is neither is returned as it is: whoever reads it says that it does not exist.
+    A name that is neither is returned unchanged; reading it raises the error.
     """
     path = Path(name)
     if path.exists() or path.is_absolute():

@@ -15,8 +15,8 @@ from paddock.config.toml_dump import format_toml_key, format_toml_value
 
 _S = TypeVar("_S", bound=BaseSettings)
 
-# What pydantic's kinds of error ask for, where its own words would not do for a recipe.
-_WANTED = {
+# What each of pydantic's error types expects, where its own message does not suit a recipe.
+_EXPECTED = {
     "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
@@ -31,7 +31,7 @@ _WANTED = {
     "string_too_long": "a string of at most {max_length} characters",
     "string_pattern_mismatch": "a string that matches {pattern}",
     "union_tag_invalid": "a table whose {discriminator} is one of {expected_tags}, not '{tag}'",
-    "union_tag_not_found": "a table that says its {discriminator}",
+    "union_tag_not_found": "a table with the key {discriminator}",
 }
 
 
@@ -48,25 +48,25 @@ def resolve(cls: type[_S], recipe: Recipe) -> _S:
     Traceback (most recent call last):
     paddock.config.settings.ConfigError: 'optim.lr' in nano.toml must be a number, got "1"
     """
-    # As JSON, because there pydantic takes an array for a tuple and still converts no scalar.
-    # The one kind of TOML value that JSON lacks, a date, is text to us.
+    # As JSON: pydantic then accepts an array for a tuple and still converts no scalar.
+    # Dates, the only TOML type that JSON lacks, become strings.
     text = json.dumps(recipe.values, default=lambda date: date.isoformat())
     try:
         return cls.model_validate_json(text)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    # The members of a union complain one by one about the same value: one line for all of them.
+    # Every member of a union reports the same value: one line for all of them.
     by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for problem in problems:
         by_path.setdefault(_path(cls, recipe.values, problem["loc"]), []).append(problem)
-    # A list is called too short once all of its items are wrong: only they are worth a line.
+    # A list whose items are all invalid is also reported as too short: report only the items.
     inside = {path[:length] for path in by_path for length in range(len(path))}
-    told = {
+    reported = {
         path: found
         for path, found in by_path.items()
         if path not in inside or any(each["type"] != "too_short" for each in found)
     }
-    raise ConfigError("\n".join(_line(cls, recipe, *item) for item in told.items()))
+    raise ConfigError("\n".join(_line(cls, recipe, *item) for item in reported.items()))
 
 
 def _line(
@@ -78,24 +78,26 @@ def _line(
     if kinds == {"extra_forbidden"}:
         if new := renamed_key(path):
             return f"{name}{origin} is now called '{_dotted((*path[:-1], new))}'"
-        neighbour = _neighbour(cls, path)
+        suggestion = _suggestion(cls, path)
         return f"unknown setting {name}{origin}" + (
-            f"; did you mean '{neighbour}'?" if neighbour else ""
+            f"; did you mean '{suggestion}'?" if suggestion else ""
         )
     if kinds == {"missing"}:
         return f"missing setting {name}"
     where = f"{name}{origin}" if path else "the recipe"
     got = "" if isinstance(value, dict) else f", got {format_toml_value(value)}"
-    demands = " or ".join(dict.fromkeys(map(_demand, problems))).replace("or must be", "or")
-    return f"{where} {demands}{got}"
+    expectations = " or ".join(dict.fromkeys(map(_expectation, problems))).replace(
+        "or must be", "or"
+    )
+    return f"{where} {expectations}{got}"
 
 
-def _demand(problem: ErrorDetails) -> str:
+def _expectation(problem: ErrorDetails) -> str:
     context = problem.get("ctx", {})
-    if "error" in context:  # raised by a validator of ours, in our words
-        return f"is refused: {context['error']}"
-    if problem["type"] in _WANTED:
-        return f"must be {_WANTED[problem['type']].format(**context)}"
+    if "error" in context:  # raised by a validator of this project
+        return f"is invalid: {context['error']}"
+    if problem["type"] in _EXPECTED:
+        return f"must be {_EXPECTED[problem['type']].format(**context)}"
     return problem["msg"].replace("Input should", "must")
 
 
@@ -121,16 +123,16 @@ def _dotted(path: KeyPath) -> str:
 
 
 def _origin(recipe: Recipe, path: KeyPath) -> str:
-    """The words that say where a setting comes from; nothing for a default."""
-    for length in range(len(path), 0, -1):  # what is inside a list comes from where the list does
+    """The file, or --set, that a setting comes from; empty for a default."""
+    for length in range(len(path), 0, -1):  # items of a list have the origin of the list
         if path[:length] in recipe.origins:
             return f" in {recipe.origins[path[:length]]}"
     return ""
 
 
-def _neighbour(cls: type[BaseSettings], path: KeyPath) -> str | None:
-    """The setting that was probably meant: a similar name in the same table, or the same name in
-    another."""
+def _suggestion(cls: type[BaseSettings], path: KeyPath) -> str | None:
+    """The setting that was probably meant: a similar key in the same table, or the same key in
+    another table."""
     *table, key = path
     similar = get_close_matches(str(key), _fields(cls, tuple(table)), n=1)
     if similar:

@@ -1,4 +1,4 @@
-"""The base of every room's settings."""
+"""Base class of all settings."""
 
 from types import NoneType
 from typing import Any, get_args
@@ -7,16 +7,16 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ConfigError(ValueError):
-    """What the user must change, one line a problem, each setting named by its full path."""
+    """Invalid settings: one line per problem, with the full path of each setting."""
 
 
 class BaseSettings(BaseModel):
-    """Frozen, complete once built, and made of what TOML can say: text (also for paths), numbers,
-    booleans, tuples and further settings.
+    """Frozen settings of types that TOML can represent: strings (also for paths), numbers,
+    booleans, tuples and nested settings.
 
-    Unknown names are refused, defaults are checked like given values, and no value is converted,
-    except a whole number given for a float. TOML has no null: None is said by leaving a key out, so
-    it must be the default, and nothing inside a list or table can be None.
+    Unknown keys are rejected, defaults are validated too, and no value is converted, except an
+    integer to a float. TOML has no null: omitting a key means None, so None must be the default,
+    and nothing inside a list or table can be None.
 
     >>> class Decay(BaseSettings):
     ...     start: int | None = 100
@@ -34,7 +34,9 @@ class BaseSettings(BaseModel):
             if NoneType in types and field.default is not None:
                 raise TypeError(f"{cls.__name__}.{name} may be None, so None must be its default")
             if any(_mentions_none(inner) for kind in types for inner in get_args(kind)):
-                raise TypeError(f"{cls.__name__}.{name} may hold a None that TOML cannot say")
+                raise TypeError(
+                    f"{cls.__name__}.{name} may contain None, which TOML cannot represent"
+                )
 
 
 def _mentions_none(kind: Any) -> bool:

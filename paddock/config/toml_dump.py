@@ -1,4 +1,4 @@
-"""Settings back into TOML, which the standard library only reads."""
+"""Writes settings as TOML; the standard library can only read it."""
 
 import json
 import re
@@ -31,13 +31,13 @@ def dump_toml(settings: BaseSettings) -> str:
 
 
 def format_toml_value(value: object) -> str:
-    """The value on one line, as it may stand after an equals sign."""
+    """The value on one line, as written after an equals sign."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        # A JSON string is a TOML string, except that TOML wants DEL escaped too.
+        # A JSON string is a TOML string, except that TOML also requires DEL to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return f"[{', '.join(map(format_toml_value, value))}]"
@@ -47,7 +47,7 @@ def format_toml_value(value: object) -> str:
             for key, item in _present(value)
         )
         return f"{{{', '.join(pairs)}}}"
-    raise TypeError(f"TOML cannot say {value!r}")
+    raise TypeError(f"TOML cannot represent {value!r}")
 
 
 def format_toml_key(path: tuple[str, ...]) -> str:

@@ -28,6 +28,7 @@ from paddock.dashboard.run_report import run_report
 from paddock.dashboard.run_view import ReportError, is_own_file
 from paddock.http import is_allowed_host
 from paddock.journal import LedgerError, LedgerView
+from paddock.records import Failure
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
@@ -265,7 +266,7 @@ def _add_ledger(app: "FastAPI", dashboard: DashboardApp) -> None:
         by_step = {
             "step": [line["step"] for line in lines],
             "kinds": {
-                rollouts.failure_label(name.removeprefix(FAILURES)): [
+                Failure.kind_label(name.removeprefix(FAILURES)): [
                     line.get(name, 0) for line in lines
                 ]
                 for name in names

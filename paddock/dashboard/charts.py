@@ -170,12 +170,12 @@ def _points(
     ]
 
 
-def _pieces(places: Sequence[T | None]) -> Iterator[list[T]]:
+def _pieces(values: Sequence[T | None]) -> Iterator[list[T]]:
     """Runs of values between gaps."""
     piece: list[T] = []
-    for place in [*places, None]:
-        if place is not None:
-            piece.append(place)
+    for value in [*values, None]:
+        if value is not None:
+            piece.append(value)
         elif piece:
             yield piece
             piece = []
@@ -235,11 +235,11 @@ def _rule_names(rules: Sequence[ReferenceLine], upwards: AxisScale) -> Iterator[
 
 
 def _ticks(side: str, scale: AxisScale, texts: list[str]) -> Html:
-    places = [scale.at(tick) for tick in scale.ticks()]
+    positions = [scale.at(tick) for tick in scale.ticks()]
     edge = "left" if side == "x" else "bottom"
     marks = [
-        tag("span", text, style=f"{edge}:{100 * place:.2f}%")
-        for place, text in zip(places, texts, strict=True)
+        tag("span", text, style=f"{edge}:{100 * position:.2f}%")
+        for position, text in zip(positions, texts, strict=True)
     ]
     return tag("div", join(marks), class_=f"{side}-ticks", aria_hidden="true")
 

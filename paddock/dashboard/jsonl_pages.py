@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paddock.dashboard import old_names
-from paddock.dashboard.rollouts import failure_label
 from paddock.dashboard.run_view import is_own_file, parse_number_or_none
+from paddock.records import Failure
 
 ROLLOUTS, ENGINE, NETWORK = "rollouts.jsonl", "engine.jsonl", "network.jsonl"
 OLD_COLUMNS = {
@@ -109,7 +109,7 @@ def _failure(row: Row) -> str:
     ('timeout at start', '')
     """
     kind, _, rest = str(row.get("failure") or "").partition(" ")
-    return f"{failure_label(kind)} {rest}".strip()
+    return f"{Failure.kind_label(kind)} {rest}".strip()
 
 
 Span = tuple[float, float]

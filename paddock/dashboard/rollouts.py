@@ -8,20 +8,13 @@ from typing import Any
 from paddock.dashboard.messages import TokenText, parse_messages
 from paddock.dashboard.old_names import REASONS
 from paddock.journal import GroupRecord, LedgerError, LedgerView, RolloutSummary
-from paddock.records import Trajectory, Verdict
+from paddock.records import Failure, Trajectory, Verdict
 
 WINDOW = 512  # newest groups that a page covers
 MAX_GROUPS_SHOWN = 60  # listed on a page
 MAX_ROLLOUTS_SHOWN = 64  # of a group
 BINS = 20  # of the histogram
 MAX_TOKENS_SHOWN = 40_000  # of a rollout
-# Kinds of failure that are stored under another name than they are shown.
-FAILURE_LABELS = {"world": "environment", "time": "timeout"}
-
-
-def failure_label(kind: str) -> str:
-    """A kind of failure as it is shown."""
-    return FAILURE_LABELS.get(kind, kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +87,7 @@ def _group(entry: GroupRecord, rollouts: Sequence[RolloutSummary]) -> Mapping[st
         "reason": REASONS.get(entry.reason, entry.reason),
         "step": entry.trained if entry.trained is not None else entry.issued,
         "rewards": [rollout.reward for rollout in rollouts],
-        "failures": [failure_label(rollout.kind) for rollout in rollouts],
+        "failures": [Failure.kind_label(rollout.kind) for rollout in rollouts],
         "mean_tokens": sum(rollout.tokens for rollout in rollouts) / max(1, len(rollouts)),
     }
 
@@ -115,7 +108,7 @@ def failure_summary(ledger: LedgerView, query: RolloutQuery) -> Mapping[str, Any
         "rollouts": [
             {
                 "task": task,
-                "kind": failure_label(kind),
+                "kind": Failure.kind_label(kind),
                 "where": place,
                 "message": what,
                 "count": count,
@@ -148,7 +141,7 @@ def _rollout(
     found: dict[str, Any] = {
         "rollout": summary.member,
         "reward": summary.reward,
-        "failure": f"{failure_label(summary.kind)} at {summary.place}" if summary.kind else "",
+        "failure": f"{Failure.kind_label(summary.kind)} at {summary.place}" if summary.kind else "",
         "note": summary.what,
         "parts": {},
         "tokens": summary.tokens,
@@ -227,7 +220,7 @@ def rollout_detail(
         "reason": REASONS.get(entry.reason, entry.reason),
         "step": entry.trained,
         "reward": summary.reward,
-        "failure": f"{failure_label(summary.kind)} at {summary.place}: {summary.what}"
+        "failure": f"{Failure.kind_label(summary.kind)} at {summary.place}: {summary.what}"
         if summary.kind
         else "",
         "not_shown": max(0, len(chosen.token_ids) - MAX_TOKENS_SHOWN),

@@ -224,7 +224,9 @@ def _listed(values: object) -> dict[str, float | None]:
     if isinstance(values, Mapping):
         return {str(key): parse_number_or_none(value) for key, value in values.items()}
     rest = values if isinstance(values, list) else [values]
-    return {str(place): parse_number_or_none(value) for place, value in enumerate(rest, start=1)}
+    return {
+        str(position): parse_number_or_none(value) for position, value in enumerate(rest, start=1)
+    }
 
 
 OTHER_TIME, LOST_TIME = "checkpointing and other", "stopped or recomputed"

@@ -66,11 +66,11 @@ class PackedDataLoader:
         settings: DataLoaderSettings,
         *,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
     ) -> None:
-        assert 0 <= rank < world, (rank, world)
+        assert 0 <= rank < world_size, (rank, world_size)
         self._documents, self._settings = documents, settings
-        self._rank, self._world = rank, world
+        self._rank, self._world_size = rank, world_size
         at_most = settings.seq_len if settings.packing == "rows" else None
         self._mixture = Mixture(documents, settings.mixture, seed=settings.seed, at_most=at_most)
         self._carried_over: list[DocumentSpan] = []
@@ -90,7 +90,7 @@ class PackedDataLoader:
             cut_tokens=packed.dropped_tokens,
             split_documents=packed.split_documents,
         )
-        mine = shard_rows(packed.rows, rank=self._rank, world=self._world)
+        mine = shard_rows(packed.rows, rank=self._rank, world_size=self._world_size)
         return _batch(self._documents, mine, targets=_num_targets(self._documents, spans))
 
     def _next_document(self, progress: float) -> DocumentSpan:
@@ -135,10 +135,9 @@ class PackedDataLoader:
     def _limits(self, tokens: int) -> PackingLimits:
         settings = self._settings
         problem = _batch_size_problem(settings.packing, settings.seq_len, tokens)
-        if not problem and tokens // settings.seq_len < self._world:
-            problem = (
-                f"{tokens} are too few for {self._world} ranks with a seq_len of {settings.seq_len}"
-            )
+        if not problem and tokens // settings.seq_len < self._world_size:
+            ranks, length = self._world_size, settings.seq_len
+            problem = f"{tokens} are too few for {ranks} ranks with a seq_len of {length}"
         if problem:
             raise DataError(f"batch_tokens: {problem}")
         return PackingLimits(

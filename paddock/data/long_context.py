@@ -228,16 +228,16 @@ def make_mrcr_example(
     found = haystack.take_fitting(alike, haystack.tokens_left(tokens, question) * 15 // 16)
     if len(found) < same + 1:
         raise DataError(f"{tokens} tokens are too few for {same} texts about one topic")
-    places = sorted(rng.sample(range(len(found) - 1), same))
+    positions = sorted(rng.sample(range(len(found) - 1), same))
     texts = [turn.removeprefix(request(topic)) for turn in found]
     turns = [
-        request(topic if place in places else rng.choice(others)) + text
-        for place, text in enumerate(texts)
+        request(topic if position in positions else rng.choice(others)) + text
+        for position, text in enumerate(texts)
     ]
-    answer = texts[places[which]]
+    answer = texts[positions[which]]
     left = haystack.tokens_left(tokens, question, answer)
     text = haystack.join_to_fit(
-        turns, left, separator="\n", keep=[turns[place] for place in places]
+        turns, left, separator="\n", keep=[turns[position] for position in positions]
     )
     return LongContextExample(text=text, question=question, answers=(answer,))
 
@@ -264,11 +264,11 @@ def make_interleaved_example(
     parts = haystack.take_fitting(labelled, tokens * 15 // 16)
     if not parts:
         raise DataError(f"{tokens} tokens are too few for one chunk of a text")
-    place = rng.randrange(len(parts))
-    t, i = every[place]
+    position = rng.randrange(len(parts))
+    t, i = every[position]
     question, answer = f"Repeat text {t + 1} part {i + 1} .", queues[t][i]
     left = haystack.tokens_left(tokens, question, answer)
-    text = haystack.join_to_fit(parts, left, separator="\n", keep=[parts[place]])
+    text = haystack.join_to_fit(parts, left, separator="\n", keep=[parts[position]])
     return LongContextExample(text=text, question=question, answers=(answer,))
 
 
@@ -321,8 +321,8 @@ def _shared_folders(a: str, b: str) -> int:
 def _bag(text: str) -> NDArray[np.float64]:
     """Bag of words as a unit vector."""
     words = re.findall(r"\w+", text[:20_000])
-    places = np.array([crc32(word.encode()) % _FEATURES for word in words], np.int64)
-    counts = np.sqrt(np.bincount(places, minlength=_FEATURES).astype(np.float64))
+    positions = np.array([crc32(word.encode()) % _FEATURES for word in words], np.int64)
+    counts = np.sqrt(np.bincount(positions, minlength=_FEATURES).astype(np.float64))
     return counts / max(1e-9, float(np.linalg.norm(counts)))
 
 

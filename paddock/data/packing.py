@@ -117,15 +117,16 @@ PACKERS: dict[
 }
 
 
-def shard_rows(rows: Sequence[Row], *, rank: int, world: int) -> list[Row]:
+def shard_rows(rows: Sequence[Row], *, rank: int, world_size: int) -> list[Row]:
     """The rows of one rank; each row goes to exactly one rank, balanced by tokens.
 
     >>> row = lambda size: [DocumentSpan("code", size, 0, size)]
-    >>> [[len(r[0]) for r in shard_rows([row(5), row(2), row(3)], rank=i, world=2)] for i in (0, 1)]
+    >>> rows = [row(5), row(2), row(3)]
+    >>> [[len(r[0]) for r in shard_rows(rows, rank=i, world_size=2)] for i in (0, 1)]
     [[5], [2, 3]]
     """
     sizes = [sum(map(len, row)) for row in rows]
-    loads = [(0, other) for other in range(world)]
+    loads = [(0, other) for other in range(world_size)]
     heapify(loads)
     mine = []
     for number in sorted(range(len(rows)), key=lambda n: -sizes[n]):

@@ -198,7 +198,7 @@ class PythonSource(SourceSettings):
                 below[:] = [name for name in below if name != packages.name]
                 files = (Path(folder, name) for name in names if name.endswith(".py"))
                 found |= {derive_seed(file.relative_to(root).as_posix()): file for file in files}
-            yield from ((root, found[place]) for place in sorted(found))
+            yield from ((root, found[key]) for key in sorted(found))
 
     def documents(self, context: SourceContext) -> Iterator[Document]:
         left = self.max_bytes

@@ -31,7 +31,7 @@ def open_tokenizer(
     own: Path,
     *,
     inherited: Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Tokenizer:
     """The tokenizer in `own`, created there if missing. Once created it is never replaced, since
     that would change the meaning of every token.
@@ -46,7 +46,7 @@ def open_tokenizer(
     elif inherited is not None and (inherited / "tokenizer.json").is_file():
         tokenizer = Tokenizer.load(inherited)
     else:
-        say(f"training a tokenizer with up to {settings.vocab_size:,} tokens")
+        log(f"training a tokenizer with up to {settings.vocab_size:,} tokens")
         tokenizer = train_tokenizer(
             _texts(corpus, settings), vocab=settings.vocab_size, splitting=settings.pre_tokenizer
         )

@@ -79,10 +79,10 @@ class Engine(StreamBridge):
     def generate_outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
         """Generate many outputs concurrently, returned in the order of requests. Blocks."""
         # A list, not a dict: an id may be reused.
-        submitted: list[tuple[str, SimpleQueue[OutputDelta | EngineError]]] = []
+        submitted: list[tuple[str, SimpleQueue[OutputDelta | Exception]]] = []
         try:
             for request in requests:
-                inbox: SimpleQueue[OutputDelta | EngineError] = SimpleQueue()
+                inbox: SimpleQueue[OutputDelta | Exception] = SimpleQueue()
                 submitted.append((self.submit(request, inbox.put), inbox))
             return [_final_output(inbox.get()) for _, inbox in submitted]
         except BaseException:
@@ -122,8 +122,8 @@ class Engine(StreamBridge):
                 )
             self._ids.add(name)
 
-        def on_output(delta: OutputDelta | EngineError) -> None:
-            if isinstance(delta, EngineError) or delta.output is not None:
+        def on_output(delta: OutputDelta | Exception) -> None:
+            if isinstance(delta, Exception) or delta.output is not None:
                 with self._lock:
                     self._ids.discard(name)
             deliver(delta)
@@ -334,8 +334,8 @@ class Engine(StreamBridge):
         return (self.settings.seed << 32) + serial
 
 
-def _final_output(delta: OutputDelta | EngineError) -> RequestOutput:
-    if isinstance(delta, EngineError):
+def _final_output(delta: OutputDelta | Exception) -> RequestOutput:
+    if isinstance(delta, Exception):
         raise delta
     assert delta.output is not None
     return delta.output

@@ -15,7 +15,7 @@ from paddock.model import Transformer
 def score_prompts(
     step: ScheduledStep, hidden_TD: Tensor, network: Transformer, logits_chunk_bytes: int
 ) -> None:
-    """Append the prompt log-probabilities that requests of this step asked for."""
+    """Append the prompt log-probabilities requested in this step."""
     first = 0
     for each in step.scheduled:
         if each.sequence.next_prompt_logprob is not None:

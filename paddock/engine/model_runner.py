@@ -305,11 +305,13 @@ class ModelRunner:
 
     def _check_finished(self, sequence: Sequence) -> FinishedSequence | None:
         """Whether the token just appended ends the sequence."""
-        token, heed = sequence.tokens[-1], True
+        token, check_stop = sequence.tokens[-1], True
         if sequence.num_generated < sequence.request.sampling_params.min_new_tokens:
-            heed = False
-        matched = sequence.stop_checker.feed(token, heed=heed) if sequence.stop_checker else None
-        if heed and token in sequence.stop_token_ids:
+            check_stop = False
+        matched = (
+            sequence.stop_checker.feed(token, check=check_stop) if sequence.stop_checker else None
+        )
+        if check_stop and token in sequence.stop_token_ids:
             return FinishedSequence(sequence, "stop", token)
         if matched is not None:
             return FinishedSequence(sequence, "stop", matched)
@@ -332,7 +334,7 @@ class ModelRunner:
                 )
 
     def _add_requested_logprobs(self, row: _SampledRows, sampled: _SampledTokens) -> None:
-        """Add the extra log-probabilities that the request asked for."""
+        """Add the extra log-probabilities requested for the sequence."""
         if row.accepted and row.first in sampled.full_logprobs:
             request, logprob_NV = (
                 row.sequence.request,

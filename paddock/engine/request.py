@@ -73,7 +73,7 @@ class RoutingReplay:
     index_TLK: np.ndarray | None
 
 
-OutputCallback = Callable[[OutputDelta | EngineError], None]  # called on the engine thread
+OutputCallback = Callable[[OutputDelta | Exception], None]  # called on the engine thread
 
 
 @dataclass(eq=False, slots=True)

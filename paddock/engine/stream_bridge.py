@@ -2,15 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakKeyDictionary
 
-from paddock.engine.request import OutputDelta, Request, RequestOutput
-
-OutputCallback = Callable[[OutputDelta | Exception], None]
+from paddock.engine.request import OutputCallback, OutputDelta, Request, RequestOutput
 
 
 class OutputInbox(Protocol):

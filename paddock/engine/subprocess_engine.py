@@ -24,10 +24,10 @@ import torch.multiprocessing as multiprocessing  # sends tensors by reference
 from paddock.checkpoint import WeightUpdate
 from paddock.engine.engine import Engine
 from paddock.engine.engine_loop import PauseMode
-from paddock.engine.request import EngineError, OutputDelta, Request
+from paddock.engine.request import EngineError, OutputCallback, OutputDelta, Request
 from paddock.engine.settings import KVCacheConfig
 from paddock.engine.stats import EngineStats
-from paddock.engine.stream_bridge import OutputCallback, StreamBridge
+from paddock.engine.stream_bridge import StreamBridge
 from paddock.engine.subprocess_server import (
     AbortMessage,
     CallMessage,
@@ -107,22 +107,22 @@ class SubprocessEngine(StreamBridge):
         mode: PauseMode = "in_place",
         *,
         verify: bool = False,
-        patience_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Weight update with a full version; returns when it is in service. With `verify` every
         tensor is compared with what was sent. If the process is down, it gets the weights when it
-        restarts; if it does not apply them within `patience_s`, this raises EngineError."""
+        restarts; if it does not apply them within `timeout_s`, this raises EngineError."""
         buckets = [FlattenedTensorBucket.from_update(update) for update in updates]
         with self._weights_lock:
             self._newest = (buckets, mode, verify)
             if self.broken is None:
                 try:
-                    self._call("update_weights", *self._newest).result(patience_s)
+                    self._call("update_weights", *self._newest).result(timeout_s)
                 except TimeoutError:
                     version = buckets[0].version if buckets else "?"
                     raise EngineError(
                         f"engine process {self.pid} has not applied weight version {version} within"
-                        f" {patience_s:g} s: it is stopped or hangs"
+                        f" {timeout_s:g} s: it is stopped or hangs"
                     ) from None
                 except EngineError:
                     if self.broken is None:

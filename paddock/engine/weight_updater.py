@@ -134,7 +134,7 @@ class EngineWeightUpdater:
                 missing = self._receiver.missing(new.names)
                 if missing:
                     raise CheckpointError(
-                        f"tensor '{missing[0]}' is missing, one of {len(missing)}"
+                        f"tensor '{missing[0]}' is missing ({len(missing)} missing in total)"
                     )
                 new.running = self.engine.update_weights(lambda _: new.write(), version, mode)
             self._buckets, self.last_update = None, new.stats(version)

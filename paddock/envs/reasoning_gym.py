@@ -40,7 +40,7 @@ class ReasoningGymSettings(QASettings):
 
     def make_taskset(self) -> QATaskset:
         if not find_spec("reasoning_gym"):
-            raise EnvError("reasoning-gym is not installed: pip install 'paddock[worlds]'")
+            raise EnvError("reasoning-gym is not installed: pip install 'paddock[envs]'")
         if not (can_isolate() or self.allow_unisolated):
             raise EnvError(
                 "some scorers of reasoning-gym evaluate answers, and bubblewrap does not work here:"

@@ -90,7 +90,7 @@ REGISTRY: dict[str, EnvSpec] = {
     "gym": EnvSpec(
         about="the hundred generators of reasoning-gym, selected by `dataset`",
         settings="paddock.envs.reasoning_gym:ReasoningGymSettings",
-        needs="pip install 'paddock[worlds]', bubblewrap",
+        needs="pip install 'paddock[envs]', bubblewrap",
     ),
     "logic": EnvSpec(
         about="knights and knaves, orderings, houses, circuits, each with one solution",
@@ -103,7 +103,7 @@ REGISTRY: dict[str, EnvSpec] = {
     "math-file": EnvSpec(
         about="problems in the format of GSM8K or MATH, with symbolic verification",
         settings="paddock.envs.math.taskset:MathFileSettings",
-        needs="pip install 'paddock[worlds]'",
+        needs="pip install 'paddock[envs]'",
     ),
     "nano-chain": EnvSpec(
         about="chains of sums modulo ten, for tiny models",

@@ -99,7 +99,7 @@ def scored_reward(rollout: RolloutTrace) -> float | None:
 
 def failure_reason(rollout: RolloutTrace) -> str:
     outcome = rollout.outcome
-    return "" if isinstance(outcome, Verdict) else f"{outcome.kind} in {outcome.where}"
+    return "" if isinstance(outcome, Verdict) else outcome.label
 
 
 def pass_at_k(k: int, rollouts: int, solved: int) -> float:

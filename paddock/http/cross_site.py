@@ -1,9 +1,9 @@
-"""Requests that a browser sends on behalf of other sites' pages.
+"""Detection of cross-site requests and DNS rebinding.
 
-A server without a key must not be usable by whatever page a person happens to open. Two ways lead
-there: a page sends requests across sites (`is_cross_site`), or its own host name is made to resolve
-to this machine, which the browser then takes for the page's own site (DNS rebinding): such requests
-carry that name in their Host header (`names_this_machine`).
+A server without an API key must not be usable by an arbitrary page that a user opens. There are two
+attacks: a page sends cross-site requests (`is_cross_site`), or its host name is made to resolve to
+this machine, so that the browser treats the server as same-site (DNS rebinding). Such requests
+carry that name in their Host header (`is_allowed_host`).
 """
 
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 def is_allowed_host(host: str | None, own: Collection[str] = ()) -> bool:
     """Whether a Host header is localhost, an IP address or one of our `own` names. Any other name
-    may have been pointed here by its owner; an address cannot be.
+    may be rebound to this machine by its owner; an IP address cannot be.
 
     >>> [is_allowed_host(host) for host in ("127.0.0.1:8001", "[::1]:9", "localhost", "a.b")]
     [True, True, True, False]
@@ -31,7 +31,7 @@ def is_allowed_host(host: str | None, own: Collection[str] = ()) -> bool:
 
 
 def is_cross_site(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sends this on behalf of a page of another site. Clients other than browsers
+    """Whether a browser sent this request for a page of another site. Clients other than browsers
     send neither header.
 
     >>> is_cross_site({"host": "a:1", "origin": "http://a:1"}), is_cross_site({"host": "a:1"})
@@ -41,7 +41,7 @@ def is_cross_site(headers: Mapping[str, str]) -> bool:
     >>> is_cross_site({"host": "a:1", "sec-fetch-site": "cross-site"})
     True
     """
-    # An image or a link to us sends no Origin, but every current browser says where it comes from.
+    # Images and links send no Origin header, but all current browsers send Sec-Fetch-Site.
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return True
     origin = headers.get("origin")

@@ -1,8 +1,8 @@
-"""uvicorn with deadlines for connections that send or read nothing.
+"""uvicorn with timeouts for connections that send or read nothing.
 
 uvicorn closes a connection that stays idle after a response. It waits forever for one that never
 sends a request, stops in the middle of one, or does not read its response; and it keeps headers of
-any length. Bodies have their own deadline, where they are read (`paddock.api.dialect.body_of`).
+any length. Bodies have their own timeout, where they are read (`paddock.http.router.read_body`).
 """
 
 import asyncio
@@ -23,21 +23,21 @@ class ConnectionTimeouts:
 
 
 def uvicorn_config(
-    app: Any, deadlines: ConnectionTimeouts | None = None, **options: Any
+    app: Any, timeouts: ConnectionTimeouts | None = None, **options: Any
 ) -> uvicorn.Config:
-    """How all our servers run `app`; `options` are uvicorn's."""
-    limits = deadlines or ConnectionTimeouts()
+    """Configuration of every server of this project; `options` are passed to uvicorn."""
+    limits = timeouts or ConnectionTimeouts()
 
-    class Protocol(_DeadlineProtocol):
-        deadlines = limits
+    class Protocol(_TimeoutProtocol):
+        timeouts = limits
 
     defaults: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}
-    # Nothing here speaks websockets.
+    # No route uses websockets.
     return uvicorn.Config(app, http=Protocol, ws="none", **(defaults | options))
 
 
-class _DeadlineProtocol(HttpToolsProtocol):
-    deadlines: ConnectionTimeouts
+class _TimeoutProtocol(HttpToolsProtocol):
+    timeouts: ConnectionTimeouts
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,7 +47,7 @@ class _DeadlineProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start("headers", self.deadlines.headers_s)
+        self._start("headers", self.timeouts.headers_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for name in list(self._timers):
@@ -55,18 +55,18 @@ class _DeadlineProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        began_before = self._in_headers
+        was_in_headers = self._in_headers
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
-            self._start("headers", self.deadlines.headers_s)
-        else:  # a request is being answered
+            self._start("headers", self.timeouts.headers_s)
+        else:  # a request is being handled
             self._stop("headers")
-        if began_before and self._in_headers:
+        if was_in_headers and self._in_headers:
             self._header_bytes += len(data)
-            if self._header_bytes > self.deadlines.header_bytes:
-                self.send_400_response("The headers are too long.")
+            if self._header_bytes > self.timeouts.header_bytes:
+                self.send_400_response("Request headers too large.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -78,7 +78,7 @@ class _DeadlineProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._start("unread", self.deadlines.unread_s)
+        self._start("unread", self.timeouts.unread_s)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -94,4 +94,4 @@ class _DeadlineProtocol(HttpToolsProtocol):
             timer.cancel()
 
     def _expired(self) -> None:
-        self.transport.abort()  # there is nobody to wait for: closing would wait for the client
+        self.transport.abort()  # not close(), which would wait for the client

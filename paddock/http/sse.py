@@ -1,4 +1,4 @@
-"""Server-sent events, and clients that leave."""
+"""Server-sent events, and cancellation when a client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,11 +16,11 @@ _T = TypeVar("_T")
 
 
 class ClientDisconnected(Exception):
-    """Nobody waits for the answer any more."""
+    """The client disconnected before the response was complete."""
 
 
 def encode_event(payload: dict[str, Any], *, named: bool = False) -> bytes:
-    """One event; `named` also puts its type on a line of its own.
+    """One event; with `named` its type is also sent on an `event:` line.
 
     >>> encode_event({"type": "ping"}, named=True)
     b'event: ping\\ndata: {"type":"ping"}\\n\\n'
@@ -30,28 +30,28 @@ def encode_event(payload: dict[str, Any], *, named: bool = False) -> bytes:
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[_T]) -> _T:
-    """The outcome of `work`, which is cancelled if the client leaves first. The request's body must
-    have been read."""
-    doing = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request.receive))
+    """The result of `work`, which is cancelled if the client disconnects first. The request body
+    must have been read."""
+    running = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
+        await asyncio.wait({running, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
             raise ClientDisconnected
-        return doing.result()
+        return running.result()
     finally:
-        for task in (doing, leaving):
+        for task in (running, disconnect):
             task.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
+        await asyncio.gather(running, disconnect, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventSourceResponse(StreamingResponse):
-    """A stream that ends when the client leaves, even while there is nothing to send."""
+    """A stream that ends when the client disconnects, even while there is nothing to send."""
 
     media_type = "text/event-stream"
 
@@ -60,25 +60,24 @@ class EventSourceResponse(StreamingResponse):
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self.stream_response(send))
-        leaving = asyncio.ensure_future(_left(receive))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         except OSError:
-            pass  # the client left while it was being sent to
+            pass  # the client disconnected during a write
         finally:
-            for task in (sending, leaving):
+            for task in (sending, disconnect):
                 task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await asyncio.gather(sending, disconnect, return_exceptions=True)
             close = getattr(self.body_iterator, "aclose", None)
             if close is not None:
                 await close()
 
 
 class TrackedJSONResponse(Response):
-    """A JSON value; `received` is called when it was sent to a client that was still there, `over`
-    in any case."""
+    """A JSON value. `received` is called if the client was still connected, `over` in any case."""
 
     media_type = "application/json"
 
@@ -89,27 +88,27 @@ class TrackedJSONResponse(Response):
         self._received, self._over = received, over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leaving = asyncio.ensure_future(_left(receive))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.sleep(0)  # so that a client that has left already is noticed
-            if not leaving.done():
+            await asyncio.sleep(0)  # so that an earlier disconnect is noticed
+            if not disconnect.done():
                 await super().__call__(scope, receive, send)
-                # Nothing else ran since the last byte was handed over: the answer's own end, which
-                # also reads as leaving, has not been seen yet.
-                if not leaving.done():
+                # Nothing else ran since the last byte was written: the end of the response,
+                # which also reads as a disconnect, has not been received yet.
+                if not disconnect.done():
                     self._received()
         finally:
             self._over()
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
+            disconnect.cancel()
+            await asyncio.gather(disconnect, return_exceptions=True)
 
 
 async def prefetch_first(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same events, once there is a first one: what goes wrong before is an error of its own,
-    with a status."""
+    """The same events, after the first one is available: an error before it can still be reported
+    with its own status."""
     first = await anext(events, None)
 
-    async def all_of_them() -> AsyncIterator[bytes]:
+    async def all_events() -> AsyncIterator[bytes]:
         try:
             if first is not None:
                 yield first
@@ -120,4 +119,4 @@ async def prefetch_first(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             if close is not None:
                 await close()
 
-    return all_of_them()
+    return all_events()

@@ -138,7 +138,7 @@ class Ledger:
 
     >>> ledger = Ledger(":memory:")
     >>> ledger.issue([GroupRecord(ordinal=0, task="sums", number=0, size=4, issued=0)])
-    >>> ledger.end_group(0, "failed", "4 of 4 rollouts: world at start")
+    >>> ledger.end_group(0, "failed", "4 of 4 rollouts failed: environment at start (4)")
     >>> ledger.end_group(0, "finished")
     Traceback (most recent call last):
     paddock.journal.sqlite.LedgerError: group 0 cannot become finished: it is not in flight

@@ -41,7 +41,7 @@ class LedgerView(Ledger):
 
     def __init__(self, path: str | Path) -> None:
         if not Path(path).is_file():
-            raise LedgerError(f"{path}: no such ledger")
+            raise LedgerError(f"{path}: ledger not found")
         self._copies = TemporaryDirectory()
         try:
             uri = _read_only_uri(Path(path), Path(self._copies.name))

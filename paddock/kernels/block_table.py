@@ -1,6 +1,6 @@
 """Block table of a paged KV cache: which storage slots hold the keys of each sequence.
 
-B sequences, P pages of the longest, M = P * size keys at most.
+B sequences, P pages of the longest, M = P * page_size its maximum number of keys.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 class BlockTable:
     """Key m of sequence b is slot page_BP[b, m // page_size] * page_size + m % page_size.
 
-    Entries behind a sequence's last key may name any valid page; they are not read.
+    Entries after the last page of a sequence may be any valid page; they are not read.
 
     >>> BlockTable(torch.tensor([[2, 0]]), page_size=3).slot_BM
     tensor([[6, 7, 8, 0, 1, 2]])
@@ -32,8 +32,8 @@ class BlockTable:
         """The storage slot of every key."""
         if self.page_size == 1:
             return self.page_BP
-        within = torch.arange(self.page_size, device=self.page_BP.device)
-        return (self.page_BP.unsqueeze(-1) * self.page_size + within).flatten(1)
+        offset = torch.arange(self.page_size, device=self.page_BP.device)
+        return (self.page_BP.unsqueeze(-1) * self.page_size + offset).flatten(1)
 
     def slot_mapping(self, index_NK: Tensor) -> Tensor:
         """Storage slots of selected keys for N = B * Q queries, Q per sequence; -1 stays -1."""

@@ -2,7 +2,7 @@
 
 NVRTC comes with every CUDA build of PyTorch, so no CUDA toolkit is needed; this file calls it and
 the driver through their C interfaces. Sources include no headers. A compiled kernel is cached in
-the user's cache folder under a hash of everything it depends on; without such a folder every
+the user's cache folder under a hash of inputs it depends on; without such a folder every
 process compiles, which takes a second.
 """
 
@@ -44,10 +44,10 @@ def _nvrtc_names() -> list[str]:
     name = f"libnvrtc.so.{major}"
     spec = importlib.util.find_spec("nvidia")  # a namespace package of one or several folders
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
-    beside_torch = sorted(str(file) for root in roots for file in root.glob(f"*/lib/{name}"))
+    packaged = sorted(str(file) for root in roots for file in root.glob(f"*/lib/{name}"))
     bundled = sorted(str(f) for f in (Path(torch.__file__).parent / "lib").glob("libnvrtc.so*"))
     toolkit = [f"/usr/local/cuda{suffix}/lib64/{name}" for suffix in ("", f"-{major}")]
-    return [*beside_torch, *bundled, name, *toolkit]
+    return [*packaged, *bundled, name, *toolkit]
 
 
 def compile_cuda(
@@ -61,7 +61,7 @@ def compile_cuda(
     if library is None:
         raise KernelCompileError("NVRTC library not found in PyTorch's packages or on this system")
     flags = ("--std=c++17", f"--gpu-architecture={arch}", "--ptxas-options=-v", *options)
-    stem = (folder or _home()) / _digest(library, source, flags)
+    stem = (folder or _cache_dir()) / _digest(library, source, flags)
     code, report = stem.with_suffix(".cubin"), stem.with_suffix(".txt")
     with suppress(OSError):
         return code.read_bytes(), report.read_text()
@@ -73,7 +73,7 @@ def compile_cuda(
     return binary, log
 
 
-def _home() -> Path:
+def _cache_dir() -> Path:
     try:
         return Path.home() / ".cache" / "paddock" / "kernels"
     except RuntimeError:  # the user has no home folder
@@ -83,8 +83,8 @@ def _home() -> Path:
 def _digest(library: ctypes.CDLL, source: str, flags: Sequence[str]) -> str:
     major, minor = c_int(), c_int()
     library.nvrtcVersion(byref(major), byref(minor))
-    everything = "\0".join((f"{major.value}.{minor.value}", *flags, source))
-    return hashlib.sha256(everything.encode()).hexdigest()[:32]
+    inputs = "\0".join((f"{major.value}.{minor.value}", *flags, source))
+    return hashlib.sha256(inputs.encode()).hexdigest()[:32]
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -125,7 +125,7 @@ class CudaKernel:
         self._device = device
         self._module, self._function = c_void_p(), c_void_p()
         with torch.cuda.device(device):
-            _enter(device)
+            _set_context(device)
             self._call("cuModuleLoadData", byref(self._module), code)
             self._call("cuModuleGetFunction", byref(self._function), self._module, name.encode())
             self._call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED, shared_bytes)
@@ -138,7 +138,7 @@ class CudaKernel:
         pointers = (c_void_p * len(values))(*map(ctypes.addressof, values))
         shape = (blocks, 1, 1, threads, 1, 1, shared_bytes)
         with torch.cuda.device(self._device):
-            _enter(self._device)
+            _set_context(self._device)
             stream = torch.cuda.current_stream(self._device).cuda_stream
             self._call("cuLaunchKernel", self._function, *shape, stream, pointers, None)
 
@@ -168,7 +168,7 @@ def _driver() -> ctypes.CDLL:
     return library
 
 
-def _enter(device: torch.device) -> None:
+def _set_context(device: torch.device) -> None:
     """Set the device's primary context on a thread that has none yet: PyTorch creates contexts
     lazily."""
     current = c_void_p()

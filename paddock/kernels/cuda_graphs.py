@@ -51,8 +51,8 @@ class CudaGraphPool:
             with torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
                 result = work()
 
-        def repeat() -> T:
+        def replay() -> T:
             graph.replay()
             return result
 
-        return CapturedGraph(repeat)
+        return CapturedGraph(replay)

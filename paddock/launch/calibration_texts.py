@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paddock.quant import CalibrationText, TextPurpose
     from paddock.train import TrainingRun
 
-HELD_OUT_EVERY = 4  # one in so many texts of a file is for evaluation, not for calibration
+HELD_OUT_EVERY = 4  # every fourth text of a file is for evaluation, not for calibration
 MIN_TOKENS = 2  # of a text: one to condition on and one to predict
 PURPOSE_ORDER = ("calibration", "validation", "needles")
 
@@ -38,11 +38,11 @@ def load_calibration_texts(
     """Equal shares of all runs and files; needles from the first that has any."""
     found: list[CalibrationText] = []
     for path in texts:
-        asked = sum(1 for passage in found if passage.purpose == "needles")
+        requested = sum(1 for passage in found if passage.purpose == "needles")
         share = CalibrationBudget(
             calibrate=-(-amounts.calibrate // len(texts)),
             held_out=-(-amounts.held_out // len(texts)),
-            needles=max(0, amounts.needles - asked),
+            needles=max(0, amounts.needles - requested),
             length=amounts.length,
         )
         read = calibration_texts_from_run if is_run(path) else calibration_texts_from_files
@@ -64,9 +64,9 @@ def calibration_texts_from_run(
     known = [s for s in run.settings.corpus.sources if isinstance(s, LongContextSource)]
     if known and amounts.needles:
         longest = max(known, key=lambda source: source.max_tokens)
-        asked = {"count": amounts.needles, "held_out": True, "times": 1}
+        requested = {"count": amounts.needles, "held_out": True, "times": 1}
         begin = [tokenizer.token_to_id(token) or 0 for token in run.settings.corpus.bos_tokens]
-        found += _needles(longest.model_copy(update=asked), tokenizer, begin)
+        found += _needles(longest.model_copy(update=requested), tokenizer, begin)
     return found
 
 
@@ -172,7 +172,7 @@ def _source(path: Path) -> "FileSource":
             return ParquetSource(name="text", path=str(path))
         return FolderSource(name="text", path=str(path))
     if not path.is_file():
-        raise UserError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: file or folder not found")
     if name.endswith((".jsonl", ".jsonl.gz")):
         return JsonlSource(name="text", path=str(path))
     if name.endswith(".parquet"):

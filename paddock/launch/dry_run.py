@@ -147,17 +147,17 @@ def missing_pipeline_data(
     made = {step.out for step in todo}
     read = [(step.stage.name, file) for step in todo for file in _stage_data(step)]
     every = [*read, *_suite_data(pipeline)]
-    return missing_files((who, file) for who, file in every if Path(file.path) not in made)
+    return missing_files((reader, file) for reader, file in every if Path(file.path) not in made)
 
 
 def missing_files(read: "Iterable[tuple[str, RequiredFile]]") -> list[str]:
-    """Lines about those of the files that do not exist; each comes with who reads it."""
-    wanted: dict[RequiredFile, list[str]] = {}
-    for who, file in read:
+    """Lines about required files that do not exist, each with its readers."""
+    missing: dict[RequiredFile, list[str]] = {}
+    for reader, file in read:
         if file.is_missing:
-            wanted.setdefault(file, []).append(who)
+            missing.setdefault(file, []).append(reader)
     lines = []
-    for file, readers in wanted.items():
+    for file, readers in missing.items():
         by = ", ".join(dict.fromkeys(filter(None, readers)))
         lines.append(f"{file.path}: {file.contains}{f' (for {by})' if by else ''}")
     return ["missing:", *(f"  {line}" for line in lines)] if lines else []

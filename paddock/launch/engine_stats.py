@@ -1,4 +1,4 @@
-"""How engines fare in an RL run, as rows of engine.jsonl."""
+"""Engine statistics of an RL run, as rows of engine.jsonl."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paddock.engine import EngineStats
 
-LEAST_S = 0.1  # between two rows of an engine
-ROWS = 2000  # of them at most while a run grows e times older
-Row = Callable[..., None]  # a line of a file: its name, its fields
+MIN_INTERVAL_S = 0.1  # between two rows
+MAX_ROWS = 2000  # while the age of the run grows by a factor of e
+Row = Callable[..., None]  # logs a row: name of the file, fields
 
 
 class EngineStatLogger:
-    """Writes engine.jsonl: engines' numbers whenever somebody has looked at them anyway (once a
-    second, and at every batch), ever more rarely as the run grows old: the file stays small."""
+    """Writes engine.jsonl whenever statistics are read anyway (once a second, and at every batch).
+    The interval grows with the age of the run, so that the file stays small."""
 
     def __init__(self, row: Row, clock: Callable[[], float] = time.monotonic) -> None:
-        self._row, self._clock = row, clock
-        self._began = clock()
-        self._next = self._began
+        self._log_row, self._clock = row, clock
+        self._started = clock()
+        self._next = self._started
 
     def log_stats(self, every: "Sequence[EngineStats]") -> None:
         now = self._clock()
         if now < self._next:
             return
-        self._next = now + max(LEAST_S, (now - self._began) / ROWS)
-        self._row("engine", **_moment(every))
+        self._next = now + max(MIN_INTERVAL_S, (now - self._started) / MAX_ROWS)
+        self._log_row("engine", **_row(every))
 
 
 GAUGES = (
@@ -40,20 +40,20 @@ COUNTERS = (
 )
 
 
-def _moment(every: "Sequence[EngineStats]") -> dict[str, Any]:
-    """Over all engines; the version that the slowest of them serves."""
+def _row(every: "Sequence[EngineStats]") -> dict[str, Any]:
+    """Sums over all engines; the oldest version that one of them serves."""
     return {
         "version": min(stats.version for stats in every),
         "page_size": every[0].page_size,
-        "draft_acceptance_per_position": _drafted(every),
+        "draft_acceptance_per_position": _draft_acceptance(every),
         "busy_s": round(sum(stats.counters.busy_s for stats in every), 3),
         **{name: sum(getattr(stats, name) for stats in every) for name in GAUGES},
         **{name: sum(getattr(stats.counters, name) for stats in every) for name in COUNTERS},
     }
 
 
-def _drafted(every: "Sequence[EngineStats]") -> list[tuple[int, int]]:
-    """Drafts made and kept at each position."""
+def _draft_acceptance(every: "Sequence[EngineStats]") -> list[tuple[int, int]]:
+    """Proposed and accepted draft tokens at each position."""
     from paddock.engine import SpecDecodingStats
 
     found = SpecDecodingStats()

@@ -1,4 +1,4 @@
-"""A model's folder as engines that are ready to answer, for the verbs that serve and chat."""
+"""Engines loaded from a model folder, for `paddock serve` and `paddock chat`."""
 
 import json
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from paddock.model import ModelConfig, Transformer
     from paddock.text import GlmVersion, Renderer, Tokenizer
 
-CACHE_BYTES = 1 << 28  # where nothing is said, on the CPU
-KV_CACHE_MEMORY_FRACTION = 0.8  # likewise, on an accelerator, once the weights are there
-# Prompt tokens of a step where nothing is said, for devices of at least so many bytes.
+CACHE_BYTES = 1 << 28  # default KV cache on the CPU
+KV_CACHE_MEMORY_FRACTION = 0.8  # default on an accelerator, of memory left after the weights
+# Default prefill tokens per step, by the minimum memory of the device in bytes.
 PREFILL_TOKENS_BY_MEMORY = ((60 << 30, 8192), (35 << 30, 4096), (0, 2048))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What a folder holds, before its weights are read."""
+    """Config, tokenizer and renderer of a model folder, before its weights are loaded."""
 
     folder: Path
     config: "ModelConfig"
@@ -31,20 +31,20 @@ class ModelFolder:
 
 
 def open_model_folder(folder: Path, version: "GlmVersion | None") -> ModelFolder:
-    """Of a checkpoint, or of a run's newest one. Refuses what could not chat, before anything heavy
-    is read."""
+    """Open a checkpoint, or the newest one of a run. Raises UserError for a model that cannot chat,
+    before weights are loaded."""
     from paddock.checkpoint import latest_model, read_config
     from paddock.text import ChatTemplateError, Tokenizer, get_renderer
 
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
+        raise UserError(f"{folder}: folder not found")
     folder = latest_model(folder)
     config = read_config(folder)
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.vocab:
         raise UserError(
-            f"{folder}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the network only "
-            f"{config.vocab} rows of embeddings"
+            f"{folder}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, the model has only "
+            f"{config.vocab} embeddings"
         )
     try:
         renderer = get_renderer(tokenizer, version=version)
@@ -54,13 +54,13 @@ def open_model_folder(folder: Path, version: "GlmVersion | None") -> ModelFolder
 
 
 def pick_devices(name: str | None, replicas: int) -> list[str]:
-    """Where each replica runs: on the accelerators in turn, or on the CPU."""
+    """Device of each replica: round-robin over the accelerators, or the CPU."""
     import torch
 
     if name is not None:
         try:
             torch.empty(0, device=name)
-        except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+        except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
             raise UserError(f"device '{name}': {str(error).splitlines()[0]}") from None
         return [name] * replicas
     kind = torch.accelerator.current_accelerator(check_available=True)
@@ -69,59 +69,59 @@ def pick_devices(name: str | None, replicas: int) -> list[str]:
     return [f"{kind.type}:{i % torch.accelerator.device_count()}" for i in range(replicas)]
 
 
-def pick_dtype(folder: Path, device: str, said: str | None) -> str:
-    """float32 on the CPU; on an accelerator what the folder was stored in."""
+def pick_dtype(folder: Path, device: str, requested: str | None) -> str:
+    """The requested dtype; by default float32 on the CPU, else the dtype of the checkpoint."""
     stored = _json(folder / "config.json")
     half = "bfloat16" in (stored.get("dtype"), stored.get("torch_dtype"))
-    return said or ("bfloat16" if half and device != "cpu" else "float32")
+    return requested or ("bfloat16" if half and device != "cpu" else "float32")
 
 
 def load_engines(
-    model: ModelFolder, places: list[str], dtype: str, settings: "EngineSettings", *, fits: bool
+    model: ModelFolder, devices: list[str], dtype: str, settings: "EngineSettings", *, fits: bool
 ) -> "list[Engine]":
-    """One engine a place, each with its own copy of the weights. With `fits` the cache takes what
-    memory there is, or on the CPU a fixed amount, but at least one request of full length."""
+    """One engine per device, each with its own copy of the weights. With `fits` the KV cache takes
+    the free memory, or on the CPU a fixed amount, but at least one request of full length."""
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine
 
     found: list[Engine] = []
-    for i, place in enumerate(places):
-        network = load_pretrained(model.folder, dtype, place)
-        share = sum(1 for other in places[i:] if other == place)
-        chosen = fit_kv_cache(model, place, network, settings, share) if fits else settings
+    for i, device in enumerate(devices):
+        network = load_pretrained(model.folder, dtype, device)
+        share = sum(1 for other in devices[i:] if other == device)
+        chosen = fit_kv_cache(model, device, network, settings, share) if fits else settings
         found.append(Engine(network, model.tokenizer, chosen))
     return found
 
 
 def fit_kv_cache(
     model: ModelFolder,
-    place: str,
+    device: str,
     network: "Transformer",
     settings: "EngineSettings",
     share: int = 1,
 ) -> "EngineSettings":
-    """With a cache of what memory there is, shared with so many others that are still to come."""
+    """Settings with a KV cache sized to the free memory, which `share` engines divide."""
     from paddock.engine import kv_bytes_per_token
 
     itemsize = network.embed.weight.element_size()
     context = settings.context_length or model.config.context
     tokens = context + 2 * settings.num_speculative_tokens + 2 * settings.page_size
-    least = tokens * kv_bytes_per_token(settings, network.config, itemsize)
+    minimum = tokens * kv_bytes_per_token(settings, network.config, itemsize)
     cache = CACHE_BYTES
-    if place != "cpu":
+    if device != "cpu":
         cache = int(_free_bytes(network.embed.weight.device) * KV_CACHE_MEMORY_FRACTION / share)
-        least = min(least, cache)
-    return settings.model_copy(update={"kv_cache_bytes": max(cache, least)})
+        minimum = min(minimum, cache)
+    return settings.model_copy(update={"kv_cache_bytes": max(cache, minimum)})
 
 
-def default_prefill_tokens(place: str) -> int:
-    """Prompt tokens to prefill in one step, by the device's memory: a larger chunk keeps a larger
-    chip busy and takes more room for activations."""
+def default_prefill_tokens(device: str) -> int:
+    """Prompt tokens to prefill in one step, by the memory of the device: larger chunks use larger
+    devices better and need more memory for activations."""
     import torch
 
-    if place == "cpu":
+    if device == "cpu":
         return prefill_tokens_for_memory(0)
-    _, total = torch.accelerator.get_memory_info(torch.device(place))
+    _, total = torch.accelerator.get_memory_info(torch.device(device))
     return prefill_tokens_for_memory(int(total))
 
 
@@ -130,7 +130,7 @@ def prefill_tokens_for_memory(total_bytes: int) -> int:
     >>> [prefill_tokens_for_memory(gib << 30) for gib in (0, 24, 48, 80, 141)]
     [2048, 2048, 4096, 8192, 8192]
     """
-    return next(tokens for least, tokens in PREFILL_TOKENS_BY_MEMORY if total_bytes >= least)
+    return next(tokens for minimum, tokens in PREFILL_TOKENS_BY_MEMORY if total_bytes >= minimum)
 
 
 def _free_bytes(device: "torch.device") -> int:
@@ -141,16 +141,16 @@ def _free_bytes(device: "torch.device") -> int:
 
 
 def default_sampling(folder: Path) -> dict[str, Any]:
-    """What generation_config.json says about sampling, of what a server can heed."""
-    said = _json(folder / "generation_config.json")
-    if said.get("do_sample") is False:
+    """Sampling parameters of generation_config.json that a server supports."""
+    config = _json(folder / "generation_config.json")
+    if config.get("do_sample") is False:
         return {"temperature": 0.0}
     found: dict[str, Any] = {}
     for name in ("temperature", "top_p"):
-        if isinstance(said.get(name), int | float):
-            found[name] = float(said[name])
-    if isinstance(said.get("top_k"), int) and said["top_k"] > 0:
-        found["top_k"] = said["top_k"]
+        if isinstance(config.get(name), int | float):
+            found[name] = float(config[name])
+    if isinstance(config.get("top_k"), int) and config["top_k"] > 0:
+        found["top_k"] = config["top_k"]
     return found
 
 
@@ -160,5 +160,5 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text())
     except ValueError:
-        raise UserError(f"{file}: not JSON") from None
+        raise UserError(f"{file}: not valid JSON") from None
     return found if isinstance(found, dict) else {}

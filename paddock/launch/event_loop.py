@@ -1,7 +1,7 @@
-"""An event loop that ends in time, and a process that does.
+"""Event loop and process exit with a grace period.
 
-Code of others runs in both: attempts that swallow their cancellation, calls in threads that never
-return. `asyncio.run` and the interpreter would wait for them without end.
+Third-party code may ignore cancellation or block a thread forever. `asyncio.run` and the
+interpreter would wait for it without limit.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 log = logging.getLogger("paddock.cli")
 
-GRACE_S = 30.0  # for tasks and threads that were left when a run has ended
+GRACE_S = 30.0  # for tasks and threads that still run after the end of a run
 _THREADS = "paddock-run"
-_left: list[str] = []  # what did not end in time, in this process
+_abandoned: list[str] = []  # names of tasks and threads that did not end in time
 
 
 def run_with_grace(main: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
-    """As `asyncio.run`, but what is still running at the end is cancelled and waited for no longer
-    than `grace_s`; whatever remains is logged by name and left behind."""
+    """Like `asyncio.run`, but tasks and threads that still run at the end are cancelled and awaited
+    for at most `grace_s`; those that remain are logged by name and abandoned."""
     runner = asyncio.Runner()
     loop = runner.get_loop()
     loop.set_default_executor(threads := ThreadPoolExecutor(thread_name_prefix=_THREADS))
@@ -34,17 +34,17 @@ def run_with_grace(main: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) ->
         return runner.run(main)
     finally:
         deadline = time.monotonic() + grace_s
-        stuck = _cancelled(loop, deadline)
+        stuck = _cancel_tasks(loop, deadline)
         threads.shutdown(wait=False, cancel_futures=True)
-        stuck += _joined(deadline)
+        stuck += _join_threads(deadline)
         asyncio.set_event_loop(None)
         loop.close()
         if stuck:
-            log.warning("did not end within %g s and was left behind: %s", grace_s, stuck)
-            _left.extend(stuck)
+            log.warning("did not end within %g s and was abandoned: %s", grace_s, stuck)
+            _abandoned.extend(stuck)
 
 
-def _cancelled(loop: asyncio.AbstractEventLoop, deadline: float) -> list[str]:
+def _cancel_tasks(loop: asyncio.AbstractEventLoop, deadline: float) -> list[str]:
     """Cancel every task; the names of those that do not end."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
@@ -56,7 +56,7 @@ def _cancelled(loop: asyncio.AbstractEventLoop, deadline: float) -> list[str]:
     return [task.get_name() for task in tasks if not task.done()]
 
 
-def _joined(deadline: float) -> list[str]:
+def _join_threads(deadline: float) -> list[str]:
     """Wait for the loop's threads; the names of those that do not end."""
     threads = [t for t in threading.enumerate() if t.name.startswith(_THREADS)]
     for thread in threads:
@@ -65,23 +65,23 @@ def _joined(deadline: float) -> list[str]:
 
 
 def run_and_exit(command: Callable[[], object]) -> None:
-    """Call `command`, then end the process even if something was left behind that the interpreter
-    would wait for."""
+    """Call `command`, then exit even if abandoned threads remain that the interpreter would wait
+    for."""
     try:
         command()
     except SystemExit as end:
-        _leave(end.code)
+        _exit_if_abandoned(end.code)
         raise
     except BaseException:
-        if _left:
+        if _abandoned:
             traceback.print_exc()
-        _leave(1)
+        _exit_if_abandoned(1)
         raise
-    _leave(0)
+    _exit_if_abandoned(0)
 
 
-def _leave(code: int | str | None) -> None:
-    if not _left:
+def _exit_if_abandoned(code: int | str | None) -> None:
+    if not _abandoned:
         return
     if isinstance(code, str):
         sys.stderr.write(f"{code}\n")

@@ -62,10 +62,10 @@ def inspect_network(
     from paddock.model import AttentionMetadata
     from paddock.train import MicroBatch, evaluate
 
-    widest = max(
+    max_topk = max(
         (layer.topk for layer in evaluate.trace_layers(network, _row(network, ids[:2]))), default=0
     )
-    token_T = _row(network, ids[: min(MAX_TOKENS, max(MIN_TOKENS, 4 * widest))])
+    token_T = _row(network, ids[: min(MAX_TOKENS, max(MIN_TOKENS, 4 * max_topk))])
     layers = evaluate.trace_layers(network, token_T)
     with_index = [layer for layer in layers if layer.selection is not None]
     routed = [layer for layer in layers if layer.load_E is not None]
@@ -105,8 +105,8 @@ def _selected_keys(layer: "evaluate.LayerTrace", tokens: int) -> dict[str, Any] 
     import numpy as np
 
     assert layer.selection is not None
-    every = layer.selection.query_Q.tolist()
-    rows = _evenly_spaced(range(len(every)), QUERIES)
+    queries = layer.selection.query_Q.tolist()
+    rows = _evenly_spaced(range(len(queries)), QUERIES)
     if not rows:
         return None
     selected_QT = np.zeros((len(rows), tokens), bool)
@@ -116,20 +116,20 @@ def _selected_keys(layer: "evaluate.LayerTrace", tokens: int) -> dict[str, Any] 
     return {
         "layer": layer.layer,
         "topk": layer.topk,
-        "queries": [every[row] for row in rows],
+        "queries": [queries[row] for row in rows],
         "picks": base64.b64encode(np.packbits(selected_QT).tobytes()).decode(),
     }
 
 
-def _evenly_spaced(every: Sequence[Any], count: int) -> list[Any]:
+def _evenly_spaced(items: Sequence[Any], count: int) -> list[Any]:
     """At most `count` items, evenly spaced, the last among them.
 
     >>> _evenly_spaced(range(10), 4), _evenly_spaced("ab", 4)
     ([1, 4, 6, 9], ['a', 'b'])
     """
-    if len(every) <= count:
-        return list(every)
-    return [every[(i + 1) * len(every) // count - 1] for i in range(count)]
+    if len(items) <= count:
+        return list(items)
+    return [items[(i + 1) * len(items) // count - 1] for i in range(count)]
 
 
 def longest_rollout(run: Path) -> tuple[int, ...]:
@@ -140,8 +140,8 @@ def longest_rollout(run: Path) -> tuple[int, ...]:
         return ()
     with LedgerView(run / LEDGER_FILE) as ledger:
         ended = ledger.rollout_summaries([entry.ordinal for entry in ledger.list_groups(GROUPS)])
-        for attempt in sorted(ended, key=lambda each: -each.tokens):
-            for branch in ledger.trajectories(attempt.ordinal, attempt.member)[:1]:
+        for rollout in sorted(ended, key=lambda each: -each.tokens):
+            for branch in ledger.trajectories(rollout.ordinal, rollout.member)[:1]:
                 return branch.token_ids
     return ()
 

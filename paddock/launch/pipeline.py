@@ -16,6 +16,8 @@ from paddock.launch.errors import UserError
 
 PIPELINE_FILE, OLD_PIPELINE_FILE = "pipeline.toml", "plan.toml"
 StageCommand = Literal["train", "rl", "distill", "quantize"]
+# Kinds of journal events, each with its name in older runs.
+STAGE_FINISHED, STAGE_RESET = ("stage_finished", "stage_done"), ("stage_reset", "stage_undone")
 
 
 class StageSettings(BaseSettings):
@@ -126,7 +128,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> tuple[Path, Pipe
     if not file.is_file() and (old := file.with_name(OLD_PIPELINE_FILE)).is_file():
         raise UserError(f"{old}: rename it to {PIPELINE_FILE}")
     if not file.is_file():
-        raise UserError(f"{file}: no such pipeline")
+        raise UserError(f"{file}: pipeline not found")
     return file.parent, resolve(PipelineSettings, load_recipe(file, list(overrides)))
 
 
@@ -162,9 +164,9 @@ def finished_stages(out: Path) -> dict[str, str]:
     """Digests of the stages that are finished in this folder, by name."""
     found: dict[str, str] = {}
     for event in read_events(out):
-        if event.get("kind") == "stage_done":
+        if event.get("kind") in STAGE_FINISHED:
             found[event["stage"]] = event["digest"]
-        elif event.get("kind") == "stage_undone":
+        elif event.get("kind") in STAGE_RESET:
             found.pop(event["stage"], None)
     return found
 
@@ -173,9 +175,11 @@ def finished_suites(out: Path) -> set[tuple[str, str]]:
     """Pairs of stage and suite that were measured since the stage was last finished."""
     found: set[tuple[str, str]] = set()
     for event in read_events(out):
-        if event.get("kind") == "skill":
+        if event.get("kind") == "suite_result":
+            found.add((event["stage"], event["suite"]))
+        elif event.get("kind") == "skill":  # of an older run
             found.add((event["stage"], event["skill"]))
-        elif event.get("kind") in ("stage_done", "stage_undone"):
+        elif event.get("kind") in (*STAGE_FINISHED, *STAGE_RESET):
             found = {pair for pair in found if pair[0] != event["stage"]}
     return found
 

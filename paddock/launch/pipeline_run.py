@@ -48,9 +48,9 @@ class PipelineCallbacks:
 
 
 def run_stage(stage: PipelineStage) -> None:
-    """What the stage's command does, in this process."""
+    """Run the stage's command in this process."""
     if stage.stage.command == "quantize":
-        # No needles: the pipeline's own suites say more, and for every stage.
+        # No needles: the suites of the pipeline evaluate every stage.
         quantize(
             stage.model,
             stage.out,
@@ -80,8 +80,8 @@ def run_pipeline(  # noqa: PLR0913  keyword options of one command
     stages and resumes the one that was interrupted. `restart_from` deletes that stage and those
     after it first. `execute` runs one stage; the command line passes one that shows progress.
     """
-    plan = open_pipeline(pipeline, out=out, overrides=overrides)
-    return plan.run(until, restart_from, callbacks or PipelineCallbacks(), execute)
+    opened = open_pipeline(pipeline, out=out, overrides=overrides)
+    return opened.run(until, restart_from, callbacks or PipelineCallbacks(), execute)
 
 
 def open_pipeline(
@@ -135,23 +135,23 @@ class PipelineRun:
         with Journal(self.folder) as journal:
             # Stages after `until` are reset too: they depend on what is restarted.
             for step in reset:
-                journal.log_event("stage_undone", stage=step.stage.name)
+                journal.log_event("stage_reset", stage=step.stage.name)
                 shutil.rmtree(step.out, ignore_errors=True)
-            self._refuse_changed(todo)
+            self._check_unchanged(todo)
             names = [step.stage.name for step in todo]
-            journal.log_event("plan", stages=names, seed=self.settings.seed)
+            journal.log_event("pipeline_started", stages=names, seed=self.settings.seed)
             self._run_stages(todo, journal, callbacks, execute)
-            journal.log_event("plan_done")
+            journal.log_event("pipeline_finished")
         return self.folder
 
-    def _refuse_changed(self, todo: list[PipelineStage]) -> None:
-        """A finished stage whose recipe has changed since is not what the pipeline asks for."""
+    def _check_unchanged(self, todo: list[PipelineStage]) -> None:
+        """Raise UserError for a finished stage whose recipe has changed since."""
         done = finished_stages(self.folder)
         for step in todo:
             name = step.stage.name
             if done.get(name, step.digest) != step.digest:
                 raise UserError(
-                    f"{step.out} was made by another recipe, or from another parent; "
+                    f"{step.out} was made by another recipe or from another parent; "
                     f"run it again with --restart-from {name}, or choose another folder with --out"
                 )
 
@@ -168,7 +168,7 @@ class PipelineRun:
         if estimate is not None:
             callbacks.on_estimate(estimate.remaining_s, first=True)
         for number, step in enumerate(todo, start=1):
-            began = time.monotonic()
+            started = time.monotonic()
             if step not in new:
                 callbacks.on_stage_skipped(step, number, len(todo))
             else:
@@ -177,7 +177,7 @@ class PipelineRun:
                 callbacks.on_stage_end(step, seconds, number, len(todo))
             self._run_suites(step, journal, callbacks)
             if estimate is not None and step in new:
-                estimate.stage_finished(step.stage.name, time.monotonic() - began)
+                estimate.stage_finished(step.stage.name, time.monotonic() - started)
                 if estimate.remaining_s:
                     callbacks.on_estimate(estimate.remaining_s, first=False)
 
@@ -195,7 +195,7 @@ class PipelineRun:
         # A quantized folder has no dtype of its own: it is run in that of the model it came from.
         like = step.model if step.stage.command == "quantize" else None
         for result in run_suites(todo, step.out, seed=self.settings.seed, like=like):
-            journal.log_event("skill", stage=name, **result.as_event())
+            journal.log_event("suite_result", stage=name, **result.as_event())
             callbacks.on_suite_result(step, result)
 
 
@@ -207,19 +207,19 @@ def _run_and_log(
 ) -> float:
     """Seconds that the stage took."""
     name = step.stage.name
-    journal.log_event("stage_begun", stage=name, command=step.command_line)
-    began = time.monotonic()
+    journal.log_event("stage_started", stage=name, command=step.command_line)
+    started = time.monotonic()
     try:
         execute(step)
     except BaseException:
         callbacks.on_stage_failed(step)
         raise
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     journal.log_event(
-        "stage_done",
+        "stage_finished",
         stage=name,
-        about=step.stage.description,
-        verb=step.stage.command,
+        description=step.stage.description,
+        command=step.stage.command,
         digest=step.digest,
         seconds=seconds,
     )

@@ -45,7 +45,7 @@ def quantize(  # noqa: PLR0913  keyword options of one command
 
     settings, run, target = load_quant_settings(recipe, overrides), Path(folder), Path(out)
     if not run.is_dir():
-        raise UserError(f"{run}: no such folder")
+        raise UserError(f"{run}: folder not found")
     source = latest_model(run)
     check_not_quantized(source)
     budget = CalibrationBudget(
@@ -69,7 +69,7 @@ def quantize(  # noqa: PLR0913  keyword options of one command
         on_progress=on_update or (lambda _: None),
     )
     if envs:
-        report["worlds"] = compare_in_envs(envs, num_tasks, source, target, chosen)
+        report["envs"] = compare_in_envs(envs, num_tasks, source, target, chosen)
         (target / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
     return report
 
@@ -104,7 +104,7 @@ def compare_in_envs(
 ) -> list[dict[str, Any]]:
     """Mean rewards of both models on the same held-out tasks with the same seeds."""
     before, after = (rewards_by_task(envs, num_tasks, folder, device) for folder in (source, out))
-    return [{"world": env, **paired_difference(before[env], after[env])} for env in envs]
+    return [{"env": env, **paired_difference(before[env], after[env])} for env in envs]
 
 
 def rewards_by_task(

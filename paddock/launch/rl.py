@@ -177,7 +177,7 @@ def _open_learner(settings: "RLSettings", folder: Path, debug: DebugMode | None)
     from paddock.rl import RolloutOnlyLearner, open_learner
     from paddock.train import CHECKPOINTS
 
-    learner = open_learner(settings, folder / "not-finite.npz")
+    learner = open_learner(settings, folder / "non_finite_batch.npz")
     if debug == "rollout-only":
         learner = RolloutOnlyLearner(learner.trainer, learner.objective, settings)
     learner.restore(folder / CHECKPOINTS)

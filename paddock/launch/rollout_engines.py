@@ -1,4 +1,4 @@
-"""Who samples for an RL run, and who teaches it: engines of its own, or servers elsewhere."""
+"""Rollout engines and teachers of an RL run: embedded engines, or servers over HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -28,26 +28,24 @@ if TYPE_CHECKING:
     )
     from paddock.train import policy
 
-MAX_RECORDED_SESSIONS = 16384  # whose experts are kept
-WEIGHT_UPDATE_TIMEOUT_S = 10.0  # for a server that is alive to take new weights after all
+MAX_RECORDED_SESSIONS = 16384  # whose routed experts are kept
+WEIGHT_UPDATE_TIMEOUT_S = 10.0  # for a live server to accept new weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutEngines:
-    """What a run needs of whoever samples for it."""
+    """Inference client, weight publisher and statistics of the engines that sample for a run."""
 
     generate: "InferenceClient"
     publish_weights: "WeightPublisher"
-    context_length: int | None  # tokens of a prompt and its reply; None: the servers say
-    engine_busy_s: Callable[[], float] | None = (
-        None  # worked so far, over all of them, divided by them
-    )
+    context_length: int | None  # tokens of prompt and completion; None: the servers check
+    engine_busy_s: Callable[[], float] | None = None  # mean busy time of the engines so far
     pressure: "Callable[[], Awaitable[EngineLoad]] | None" = None
     engines: "tuple[Engine | SubprocessEngine, ...]" = ()  # embedded
 
 
 def discard_row(*_: Any, **__: Any) -> None:
-    """Where nobody keeps rows."""
+    """Row logger that keeps nothing."""
 
 
 @asynccontextmanager
@@ -67,18 +65,18 @@ async def open_engines(
 
 @asynccontextmanager
 async def _embedded(
-    settings: "RLSettings", model: ModelFolder, gauge: EngineStatLogger
+    settings: "RLSettings", model: ModelFolder, stat_logger: EngineStatLogger
 ) -> AsyncIterator[RolloutEngines]:
     from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
     from paddock.rollout import EngineLoad, InProcessClient, Replica, ReplicaPool
 
-    asked = settings.engines
+    config = settings.engines
     engines: Sequence[Engine | SubprocessEngine]
-    if asked.place == "subprocess":
-        engines = await asyncio.to_thread(_engines_apart, model, settings)
+    if config.place == "subprocess":
+        engines = await asyncio.to_thread(_subprocess_engines, model, settings)
     else:
-        engines = _engines(model, settings, replicas=asked.replicas)
-    each = [
+        engines = _engines(model, settings, replicas=config.replicas)
+    clients = [
         InProcessClient(
             engine,
             Request,
@@ -90,14 +88,14 @@ async def _embedded(
     ]
 
     async def pressure() -> EngineLoad:
-        # Not in threads, which an engine that stands still would hold one after the other.
+        # Not in threads: every call would leave one blocked by an engine that hangs.
         try:
             stats = [await asyncio.wrap_future(engine.stats_future()) for engine in engines]
         except EngineError as error:
-            if asked.place != "subprocess":
+            if config.place != "subprocess":
                 raise
-            raise TimeoutError(str(error)) from error  # another process takes its place
-        gauge.log_stats(stats)
+            raise TimeoutError(str(error)) from error  # it is being restarted
+        stat_logger.log_stats(stats)
         return EngineLoad(
             kv_cache_usage=max(s.kv_cache_usage for s in stats),
             waiting=max(s.waiting for s in stats),
@@ -106,22 +104,23 @@ async def _embedded(
 
     def busy_s() -> float:
         stats = [engine.stats() for engine in engines]
-        gauge.log_stats(stats)
+        stat_logger.log_stats(stats)
         return sum(s.counters.busy_s for s in stats) / len(stats)
 
     async with AsyncExitStack() as stack:
         for engine in engines:
             stack.callback(engine.close)
-        generate: InferenceClient = each[0]
-        if len(engines) > 1 or asked.place == "subprocess":  # which comes back when it has died
+        generate: InferenceClient = clients[0]
+        if len(engines) > 1 or config.place == "subprocess":  # restarted when it dies
             replicas = [
                 Replica(f"engine-{i}", one, partial(_alive, engine))
-                for i, (one, engine) in enumerate(zip(each, engines, strict=True))
+                for i, (one, engine) in enumerate(zip(clients, engines, strict=True))
             ]
-            generate = await stack.enter_async_context(ReplicaPool(replicas, _patience(asked)))
+            pool = ReplicaPool(replicas, _limits(config))
+            generate = await stack.enter_async_context(pool)
         yield RolloutEngines(
             generate=generate,
-            publish_weights=_publisher(engines, asked),
+            publish_weights=_publisher(engines, config),
             context_length=engines[0].capacity.context_length,
             engine_busy_s=busy_s,
             pressure=pressure,
@@ -129,15 +128,15 @@ async def _embedded(
         )
 
 
-def _patience(asked: "RolloutEngineSettings") -> "ReplicaPoolSettings":
+def _limits(config: "RolloutEngineSettings") -> "ReplicaPoolSettings":
     from paddock.rollout import ReplicaPoolSettings
 
-    return ReplicaPoolSettings(unreachable_timeout_s=asked.unreachable_timeout_s)
+    return ReplicaPoolSettings(unreachable_timeout_s=config.unreachable_timeout_s)
 
 
 async def _alive(engine: "Engine | SubprocessEngine", _: float) -> bool:
-    """A process that is gone is followed by another. When that has failed too often it counts as
-    alive: whoever asks it next is told what happened, and the run ends."""
+    """Health check that restarts a subprocess engine. After too many restarts it counts as alive:
+    the next request raises its error, and the run ends."""
     from paddock.engine import Engine
 
     if isinstance(engine, Engine):
@@ -147,37 +146,37 @@ async def _alive(engine: "Engine | SubprocessEngine", _: float) -> bool:
 
 
 def _engines(model: ModelFolder, settings: "RLSettings", *, replicas: int) -> "list[Engine]":
-    places = pick_devices(settings.compute.device, replicas)
+    devices = pick_devices(settings.compute.device, replicas)
     dtype = settings.engines.dtype or settings.compute.dtype
-    return load_engines(model, places, dtype, _engine_settings(model, settings), fits=False)
+    return load_engines(model, devices, dtype, _engine_settings(model, settings), fits=False)
 
 
-def _engines_apart(model: ModelFolder, settings: "RLSettings") -> "list[SubprocessEngine]":
+def _subprocess_engines(model: ModelFolder, settings: "RLSettings") -> "list[SubprocessEngine]":
     from paddock.engine import SubprocessEngine
 
     dtype = settings.engines.dtype or settings.compute.dtype
     chosen, found = _engine_settings(model, settings), []
-    for place in pick_devices(settings.compute.device, settings.engines.replicas):
-        found.append(SubprocessEngine(partial(_engine_at, model.folder, place, dtype, chosen)))
+    for device in pick_devices(settings.compute.device, settings.engines.replicas):
+        found.append(SubprocessEngine(partial(_load_engine, model.folder, device, dtype, chosen)))
     return found
 
 
-def _engine_at(folder: Path, place: str, dtype: str, settings: "EngineSettings") -> "Engine":
-    """In a process of its own."""
-    (engine,) = load_engines(open_model_folder(folder, None), [place], dtype, settings, fits=False)
+def _load_engine(folder: Path, device: str, dtype: str, settings: "EngineSettings") -> "Engine":
+    """The engine of a subprocess."""
+    (engine,) = load_engines(open_model_folder(folder, None), [device], dtype, settings, fits=False)
     return engine
 
 
 def _engine_settings(model: ModelFolder, settings: "RLSettings") -> "EngineSettings":
     from paddock.engine import EngineSettings
 
-    asked = settings.engines
+    config = settings.engines
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     return EngineSettings(
-        kv_cache_bytes=asked.kv_cache_bytes,
-        context_length=asked.context_length,
-        max_running_requests=asked.max_running_requests,
-        num_speculative_tokens=asked.num_speculative_tokens,
+        kv_cache_bytes=config.kv_cache_bytes,
+        context_length=config.context_length,
+        max_running_requests=config.max_running_requests,
+        num_speculative_tokens=config.num_speculative_tokens,
         capture_routing=settings.routing_replay != "no",
         stop_token_ids=stops or None,
         seed=settings.seed % (1 << 30),
@@ -185,41 +184,43 @@ def _engine_settings(model: ModelFolder, settings: "RLSettings") -> "EngineSetti
 
 
 def _publisher(
-    engines: "Sequence[Engine | SubprocessEngine]", asked: "RolloutEngineSettings"
+    engines: "Sequence[Engine | SubprocessEngine]", config: "RolloutEngineSettings"
 ) -> "WeightPublisher":
-    """Hands a version to every engine, and makes sure that they serve what was handed over."""
+    """Publishes a version to every engine and, if set, verifies that they serve it."""
     from paddock.engine import EngineError
     from paddock.rollout import RunAbortedError
 
-    pushes = [_push(engine, asked) for engine in engines]
+    publishers = [_engine_publisher(engine, config) for engine in engines]
 
-    def publish(parcels: "Iterable[WeightUpdate]") -> None:
-        found = list(parcels)
-        for push in pushes:
+    def publish(updates: "Iterable[WeightUpdate]") -> None:
+        received = list(updates)
+        for publisher in publishers:
             try:
-                push(found)
+                publisher(received)
             except EngineError as error:
                 raise RunAbortedError(str(error)) from error
 
     return publish
 
 
-def _push(engine: "Engine | SubprocessEngine", asked: "RolloutEngineSettings") -> "WeightPublisher":
+def _engine_publisher(
+    engine: "Engine | SubprocessEngine", config: "RolloutEngineSettings"
+) -> "WeightPublisher":
     from paddock.engine import EngineWeightUpdater, SubprocessEngine
 
     if isinstance(engine, SubprocessEngine):
         return partial(
             engine.update_weights,
-            mode=asked.on_weight_update,
-            verify=asked.verify_weights,
-            patience_s=asked.unreachable_timeout_s,
+            mode=config.on_weight_update,
+            verify=config.verify_weights,
+            timeout_s=config.unreachable_timeout_s,
         )
     reload = EngineWeightUpdater(engine)
 
-    def push(parcels: "Iterable[WeightUpdate]") -> None:
-        found = list(parcels)
-        reload.weight_publisher(asked.on_weight_update)(found)
-        if asked.verify_weights:
+    def push(updates: "Iterable[WeightUpdate]") -> None:
+        found = list(updates)
+        reload.weight_publisher(config.on_weight_update)(found)
+        if config.verify_weights:
             reload.verify(found)
 
     return push
@@ -227,7 +228,7 @@ def _push(engine: "Engine | SubprocessEngine", asked: "RolloutEngineSettings") -
 
 @asynccontextmanager
 async def paused(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
-    """Within, the engine begins nothing: what is asked meanwhile is begun together."""
+    """Within the block the engine starts no request; those submitted meanwhile start together."""
     from paddock.engine import EngineError
     from paddock.rollout import EngineUnavailableError
 
@@ -244,63 +245,63 @@ async def paused(engine: "Engine | SubprocessEngine") -> AsyncIterator[None]:
 # --- servers --------------------------------------------------------------------------------------
 
 
-async def _answering(server: "sglang_client.ServerClient", setting: str) -> None:
-    """Nothing, if the server is there: better said now than after the first batch."""
+async def _check_server(server: "sglang_client.ServerClient", setting: str) -> None:
+    """Raise UserError unless the server responds: before the first batch, not after it."""
     try:
-        answers = await server.check_health(5.0)
+        healthy = await server.check_health(5.0)
     except ValueError:
-        what = f"{server.url!r:.200} is no address, such as http://127.0.0.1:8000"
+        what = f"{server.url!r:.200} is not a URL such as http://127.0.0.1:8000"
         raise UserError(f"'{setting}': {what}") from None
-    if not answers:
-        raise UserError(f"'{setting}': {server.url} does not answer")
+    if not healthy:
+        raise UserError(f"'{setting}': {server.url} does not respond")
 
 
 @asynccontextmanager
 async def _servers(
-    asked: "RolloutEngineSettings", model: ModelFolder
+    config: "RolloutEngineSettings", model: ModelFolder
 ) -> AsyncIterator[RolloutEngines]:
-    """Servers that are there already, ours or any that speaks SGLang's dialect."""
+    """Running servers, ours or others with SGLang's API."""
     from paddock.checkpoint import CheckpointError, serialize_update
     from paddock.rollout import Replica, ReplicaPool, sglang_client
 
-    context = asked.context_length or model.config.context
+    context = config.context_length or model.config.context
     loop = asyncio.get_running_loop()
     async with sglang_client.connection_pool() as http:
         servers = {
-            url: sglang_client.ServerClient(url.rstrip("/"), http, asked.admin_key)
-            for url in asked.urls
+            url: sglang_client.ServerClient(url.rstrip("/"), http, config.admin_key)
+            for url in config.urls
         }
         for server in servers.values():
-            await _answering(server, "engines.urls")
+            await _check_server(server, "engines.urls")
         weights = sglang_client.HttpWeightPublisher(servers)
         replicas = [
             Replica(url, sglang_client.SGLangClient(server, context=context), server.check_health)
             for url, server in servers.items()
         ]
 
-        async def hand_over(parcels: "list[WeightUpdate]") -> None:
-            """To every server. One that dies meanwhile catches up when it comes back; one that
-            lives and will not have the weights must not go on sampling with others."""
-            version = parcels[0].version
-            wrong = await weights.update_weights(
-                [serialize_update(each) for each in parcels], version
+        async def update_all(updates: "list[WeightUpdate]") -> None:
+            """Update every server. One that dies meanwhile is synced when it joins again; one that
+            is alive and rejects the weights must not continue to sample with old ones."""
+            version = updates[0].version
+            errors = await weights.update_weights(
+                [serialize_update(each) for each in updates], version
             )
             deadline = loop.time() + WEIGHT_UPDATE_TIMEOUT_S
-            while left := {url: why for url, why in wrong.items() if url in fleet.live_replicas}:
+            while left := {url: why for url, why in errors.items() if url in pool.live_replicas}:
                 if loop.time() > deadline:
                     url, why = next(iter(left.items()))
-                    raise CheckpointError(f"{url} does not take version {version}: {why}")
+                    raise CheckpointError(f"{url} rejects version {version}: {why}")
                 await asyncio.sleep(0.25)
-                wrong = {
+                errors = {
                     url: why for url, why in left.items() if not await weights.sync_replica(url)
                 }
 
-        def publish(parcels: "Iterable[WeightUpdate]") -> None:
-            asyncio.run_coroutine_threadsafe(hand_over(list(parcels)), loop).result()
+        def publish(updates: "Iterable[WeightUpdate]") -> None:
+            asyncio.run_coroutine_threadsafe(update_all(list(updates)), loop).result()
 
-        async with ReplicaPool(replicas, _patience(asked), admit=weights.sync_replica) as fleet:
-            weights.await_replica = fleet.while_alive
-            yield RolloutEngines(generate=fleet, publish_weights=publish, context_length=context)
+        async with ReplicaPool(replicas, _limits(config), admit=weights.sync_replica) as pool:
+            weights.await_replica = pool.while_alive
+            yield RolloutEngines(generate=pool, publish_weights=publish, context_length=context)
 
 
 # --- teachers -------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ async def _servers(
 async def open_teachers(
     settings: "RLSettings", model: ModelFolder
 ) -> AsyncIterator[dict[str, "LogprobScorer"]]:
-    """Whoever scores for the run, by name."""
+    """The teachers of the run, by name."""
     from paddock.rollout import sglang_client
 
     found: dict[str, LogprobScorer] = {}
@@ -319,17 +320,17 @@ async def open_teachers(
         for name, teacher in settings.teachers.items():
             if teacher.url is not None:
                 server = sglang_client.ServerClient(teacher.url.rstrip("/"), http)
-                await _answering(server, f"teachers.{name}.url")
+                await _check_server(server, f"teachers.{name}.url")
                 found[name] = sglang_client.HttpLogprobScorer(server)
                 continue
             assert teacher.checkpoint is not None
-            theirs = open_model_folder(Path(teacher.checkpoint), settings.chat_template)
-            if theirs.tokenizer.files["tokenizer.json"] != model.tokenizer.files["tokenizer.json"]:
+            other = open_model_folder(Path(teacher.checkpoint), settings.chat_template)
+            if other.tokenizer.files["tokenizer.json"] != model.tokenizer.files["tokenizer.json"]:
                 raise UserError(
                     f"'teachers.{name}': {teacher.checkpoint} and the student have different "
                     "tokenizers"
                 )
-            (engine,) = _engines(theirs, settings, replicas=1)
+            (engine,) = _engines(other, settings, replicas=1)
             stack.callback(engine.close)
             found[name] = EngineTeacher(engine)
         yield found
@@ -350,34 +351,33 @@ class EngineTeacher:
             sampling_params=SamplingParams(max_new_tokens=1, temperature=0.0),
             prompt_logprobs_start=start,
         )
-        answer = await self.engine.async_generate(request)
-        return [score for score in answer.prompt_logprobs if score is not None]
+        output = await self.engine.async_generate(request)
+        return [score for score in output.prompt_logprobs if score is not None]
 
 
 # --- experts --------------------------------------------------------------------------------------
 
 
 class RoutingRecorder:
-    """Keeps what the engine routed, session by session, until the trainer asks for it."""
+    """Records the routed experts of each session until the trainer replays them."""
 
     def __init__(self, generate: "InferenceClient") -> None:
         self._generate = generate
         self._kept: dict[str, tuple[tuple[int, ...], NDArray[Any]]] = {}
 
-    async def generate(self, ask: "InferenceRequest") -> "RequestOutput":
-        answer = await self._generate.generate(replace(ask, return_routing=True))
-        replay = getattr(answer, "routing", None)
+    async def generate(self, request: "InferenceRequest") -> "RequestOutput":
+        output = await self._generate.generate(replace(request, return_routing=True))
+        replay = getattr(output, "routing", None)
         if replay is not None and replay.expert_TLK is not None:
-            read = (*ask.token_ids, *answer.completion.token_ids)
-            self._kept[ask.session_id] = (tuple(read), replay.expert_TLK)
-            if (
-                len(self._kept) > MAX_RECORDED_SESSIONS
-            ):  # groups that were not trained leave theirs behind
+            seen = (*request.token_ids, *output.completion.token_ids)
+            self._kept[request.session_id] = (tuple(seen), replay.expert_TLK)
+            # Entries of groups that were not trained remain.
+            if len(self._kept) > MAX_RECORDED_SESSIONS:
                 del self._kept[next(iter(self._kept))]
-        return answer
+        return output
 
-    def stream(self, ask: "InferenceRequest") -> Any:
-        return self._generate.stream(ask)
+    def stream(self, request: "InferenceRequest") -> Any:
+        return self._generate.stream(request)
 
     def end_session(self, session: str) -> None:
         self._generate.end_session(session)
@@ -385,16 +385,16 @@ class RoutingRecorder:
     def unavailable_reason(self) -> str:
         return self._generate.unavailable_reason()
 
-    def add_routing(self, lessons: "Sequence[policy.PolicySample]") -> "list[policy.PolicySample]":
-        """The lessons with the experts of their tokens, where the last reply of their session
-        knows them; what was recorded by an earlier process, or rewritten since, goes without."""
+    def add_routing(self, samples: "Sequence[policy.PolicySample]") -> "list[policy.PolicySample]":
+        """The samples with the routed experts of their tokens, if recorded with the last reply of
+        their session; not if an earlier process sampled it or the tokens have changed."""
         found = []
-        for lesson in lessons:
-            tokens = lesson.sample.token_ids
-            read, expert_SLK = self._kept.get(lesson.sample.id.rpartition("/")[0], ((), None))
-            if expert_SLK is not None and read == tokens:
-                lesson = replace(lesson, routed_experts_SLK=expert_SLK)
-            found.append(lesson)
-        for lesson in lessons:
-            self._kept.pop(lesson.sample.id.rpartition("/")[0], None)
+        for each in samples:
+            tokens = each.sample.token_ids
+            seen, expert_SLK = self._kept.get(each.sample.id.rpartition("/")[0], ((), None))
+            if expert_SLK is not None and seen == tokens:
+                each = replace(each, routed_experts_SLK=expert_SLK)
+            found.append(each)
+        for each in samples:
+            self._kept.pop(each.sample.id.rpartition("/")[0], None)
         return found

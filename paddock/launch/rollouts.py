@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSource:
-    """What the trainer needs of whatever supplies its batches."""
+    """Source of batches for the trainer, with the callbacks it needs."""
 
     batches: "BatchSource"
     publish_weights: "WeightPublisher"
@@ -58,8 +58,8 @@ async def open_rollouts(
     settings: "RLSettings",
     folder: Path,
     model: "ModelFolder",
-    sifter: "GroupFilter",
-    tell: "LogEvent",
+    group_filter: "GroupFilter",
+    log_event: "LogEvent",
     row: Row,
 ) -> AsyncIterator[RolloutSource]:
     """Engines, environments and the orchestrator between them. `row` logs a row for every rollout,
@@ -70,30 +70,35 @@ async def open_rollouts(
 
     async with AsyncExitStack() as stack:
         sampling = await stack.enter_async_context(open_engines(settings, model, row))
-        generate, experts, waves = _generate(settings, sampling)
-        works = _works(settings, model, generate, sampling, sifter)
-        works = {
-            name: replace(work, rollout_fn=with_timing_row(work.rollout_fn, row))
-            for name, work in works.items()
+        generate, recorder, barrier = _generate(settings, sampling)
+        specs = _task_specs(settings, model, generate, sampling, group_filter)
+        specs = {
+            name: replace(spec, rollout_fn=with_timing_row(spec.rollout_fn, row))
+            for name, spec in specs.items()
         }
         ledger = stack.enter_context(Ledger(folder / LEDGER_FILE))
         orchestrator = Orchestrator(
-            works, settings.rollout, ledger, seed=settings.seed, log_event=tell, barrier=waves
+            specs,
+            settings.rollout,
+            ledger,
+            seed=settings.seed,
+            log_event=log_event,
+            barrier=barrier,
         )
         collector = LiveBatchSource(
             orchestrator,
             batches=settings.steps // settings.rollout.updates_per_batch,
             pressure=sampling.pressure,
-            log_event=tell,
+            log_event=log_event,
         )
         await stack.enter_async_context(collector)
-        stack.enter_context(EventLoopWatchdog(tell))
+        stack.enter_context(EventLoopWatchdog(log_event))
         yield RolloutSource(
             batches=collector,
             publish_weights=sampling.publish_weights,
             start=collector.resume,
             engine_busy_s=sampling.engine_busy_s,
-            add_routing=list if experts is None else experts.add_routing,
+            add_routing=list if recorder is None else recorder.add_routing,
             record_token_stats=ledger.record_token_stats,
         )
 
@@ -104,25 +109,25 @@ def _generate(
     """The inference client, wrapped for routing replay and deterministic mode as set."""
     from paddock.rollout import DeterministicClient, RequestBarrier
 
-    generate, experts, waves = sampling.generate, None, None
+    generate, recorder, barrier = sampling.generate, None, None
     if settings.routing_replay != "no":
         if not sampling.engines:
             raise UserError("'routing_replay' needs embedded engines: remove 'engines.urls'")
-        generate = experts = RoutingRecorder(generate)
+        generate = recorder = RoutingRecorder(generate)
     if settings.rollout.deterministic:
         if len(sampling.engines) != 1:
             raise UserError("'rollout.deterministic' needs one embedded engine")
-        waves = RequestBarrier(partial(paused, sampling.engines[0]))
-        generate = DeterministicClient(generate, waves)
-    return generate, experts, waves
+        barrier = RequestBarrier(partial(paused, sampling.engines[0]))
+        generate = DeterministicClient(generate, barrier)
+    return generate, recorder, barrier
 
 
-def _works(
+def _task_specs(
     settings: "RLSettings",
     model: "ModelFolder",
     generate: "InferenceClient",
     sampling: RolloutEngines,
-    sifter: "GroupFilter",
+    group_filter: "GroupFilter",
 ) -> "dict[str, TaskSpec]":
     """Every task of the run, with its environment."""
     from paddock.envs import make
@@ -132,9 +137,9 @@ def _works(
 
     # A teacher scores the whole sequence, and its engine needs room for one more token.
     spare = 1 if settings.teachers else 0
-    works = {}
+    specs = {}
     for name, task in settings.tasks.items():
-        how = settings.sampling_for(name)
+        sampling_settings = settings.sampling_for(name)
         worker = RolloutWorker(
             client=generate,
             renderer=model.renderer,
@@ -144,63 +149,63 @@ def _works(
             else sampling.context_length - spare,
         )
         params = SamplingParams(
-            temperature=how.temperature,
-            top_p=how.top_p,
-            max_new_tokens=how.max_new_tokens,
-            thinking_budget=how.thinking_budget,
+            temperature=sampling_settings.temperature,
+            top_p=sampling_settings.top_p,
+            max_new_tokens=sampling_settings.max_new_tokens,
+            thinking_budget=sampling_settings.thinking_budget,
         )
         rollout_fn = partial(_rollout, worker, make(task.env, task.args), params)
-        works[name] = TaskSpec(rollout_fn=rollout_fn, settings=task, group_filter=sifter)
-    return works
+        specs[name] = TaskSpec(rollout_fn=rollout_fn, settings=task, group_filter=group_filter)
+    return specs
 
 
 async def _rollout(
-    worker: "RolloutWorker", taskset: "Taskset", sampling: "SamplingParams", given: "RolloutSpec"
+    worker: "RolloutWorker", taskset: "Taskset", sampling: "SamplingParams", spec: "RolloutSpec"
 ) -> "Sequence[Trajectory]":
     from paddock.envs import RolloutFailed, convert_errors
     from paddock.rollout import failed_trajectory
 
     try:
         with convert_errors("world", "task"):
-            task = taskset.task(given.number)
+            task = taskset.task(spec.number)
     except RolloutFailed as stop:
-        return (failed_trajectory(given, stop.failure),)
+        return (failed_trajectory(spec, stop.failure),)
     found: Sequence[Trajectory] = await worker.rollout(
         taskset,
         task,
-        replace(sampling, seed=given.seed),
-        session_id=given.session_id,
-        group_id=given.group_id,
+        replace(sampling, seed=spec.seed),
+        session_id=spec.session_id,
+        group_id=spec.group_id,
     )
     return found
 
 
 def with_timing_row(
-    attempt: "RolloutFn", row: Row, clock: Callable[[], float] = time.time
+    rollout_fn: "RolloutFn", row: Row, clock: Callable[[], float] = time.time
 ) -> "RolloutFn":
     """The same rollout function, which logs a row of rollouts.jsonl however the rollout ends."""
 
-    async def timed(given: "RolloutSpec") -> "Sequence[Trajectory]":
-        began, ended = clock(), {"failed": "cancelled"}
+    async def timed(spec: "RolloutSpec") -> "Sequence[Trajectory]":
+        started, fields = clock(), {"failed": "cancelled"}
         try:
-            branches = await attempt(given)
-            ended = _ended(branches)
+            branches = await rollout_fn(spec)
+            fields = _outcome_fields(branches)
             return branches
         finally:
             row(
                 "rollouts",
-                began=began,
-                task=given.task,
-                number=given.number,
-                member=given.member,
-                session=given.session_id,
-                **ended,
+                began=started,
+                task=spec.task,
+                number=spec.number,
+                member=spec.member,
+                session=spec.session_id,
+                **fields,
             )
 
     return timed
 
 
-def _ended(branches: "Sequence[Trajectory]") -> dict[str, Any]:
+def _outcome_fields(branches: "Sequence[Trajectory]") -> dict[str, Any]:
     from paddock.records import Verdict
 
     outcome = branches[0].outcome
@@ -215,20 +220,20 @@ def _ended(branches: "Sequence[Trajectory]") -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_replay(
-    run: Path, sifter: "GroupFilter", updates: int
+    run: Path, group_filter: "GroupFilter", updates: int
 ) -> AsyncIterator[RolloutSource]:
     """The batches that a run was trained on; nothing is sampled, and weights are not published."""
     from paddock.rl import LedgerBatchSource
 
     ledger = run / LEDGER_FILE if run.is_dir() else run
     if not ledger.is_file():
-        raise UserError(f"{ledger}: no such ledger")
+        raise UserError(f"{ledger}: ledger not found")
 
-    def publish(parcels: "Any") -> None:
+    def publish(_updates: "Any") -> None:
         pass
 
     yield RolloutSource(
-        batches=ReplayedBatches(LedgerBatchSource(ledger, first=updates), sifter),
+        batches=ReplayedBatches(LedgerBatchSource(ledger, first=updates), group_filter),
         publish_weights=publish,
         start=lambda _: None,
     )

@@ -140,13 +140,15 @@ def _prepared(
     settings, keys = serve_settings(folder, options), _api_keys(options)
     with bind_socket(options.host, options.port) as sock:
         cache = options.kv_cache_memory or options.num_pages
-        place = ServerPlacement(sock, options.dp_size, options.device, options.dtype, cache)
+        placement = ServerPlacement(sock, options.dp_size, options.device, options.dtype, cache)
         started = time.monotonic()
-        dtype = pick_dtype(model.folder, place.devices[0], place.dtype)
-        if not place.fits:  # refuse an impossible cache before the weights are loaded
+        dtype = pick_dtype(model.folder, placement.devices[0], placement.dtype)
+        if not placement.fits:  # refuse an impossible cache before the weights are loaded
             itemsize = 2 if dtype == "bfloat16" else 4
             resolve_kv_cache_config(engine_settings, model.config, itemsize)
-        engines = load_engines(model, place.devices, dtype, engine_settings, fits=place.fits)
+        engines = load_engines(
+            model, placement.devices, dtype, engine_settings, fits=placement.fits
+        )
         try:
             weights = [EngineWeightUpdater(engine) for engine in engines]
             app = build_app(
@@ -155,11 +157,11 @@ def _prepared(
             config = uvicorn_config(app, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S)
             sock.listen(config.backlog)  # connections are accepted as soon as on_ready is called
             info = ServerInfo(
-                url=place.url,
+                url=placement.url,
                 model=model,
                 engines=engines,
                 settings=settings,
-                devices=place.devices,
+                devices=placement.devices,
                 dtype=dtype,
                 startup_s=time.monotonic() - started,
             )

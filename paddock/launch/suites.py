@@ -51,11 +51,11 @@ class SuiteResult:
 
     def as_event(self) -> dict[str, Any]:
         return {
-            "skill": self.suite,
+            "suite": self.suite,
             "score": self.score,
-            "error": self.stderr,
+            "stderr": self.stderr,
             "better": self.better,
-            "told": self.detail,
+            "detail": self.detail,
             "examples": list(self.examples),
         }
 
@@ -97,8 +97,8 @@ def _load_network(run: Path, dtype: str | None) -> "Transformer":
     from paddock.checkpoint import latest_model, load_pretrained
 
     folder = latest_model(run)
-    (place,) = pick_devices(None, 1)
-    return load_pretrained(folder, pick_dtype(folder, place, dtype), place)
+    (device,) = pick_devices(None, 1)
+    return load_pretrained(folder, pick_dtype(folder, device, dtype), device)
 
 
 def _train_dtype(run: Path) -> str | None:
@@ -115,12 +115,12 @@ def open_eval_engine(
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine, EngineSettings
 
-    (place,) = pick_devices(device, 1)
+    (chosen,) = pick_devices(device, 1)
     stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
     settings = EngineSettings(max_running_requests=MAX_CONCURRENCY, stop_token_ids=stops or None)
     if network is None:
-        network = load_pretrained(model.folder, pick_dtype(model.folder, place, None), place)
-    return Engine(network, model.tokenizer, fit_kv_cache(model, place, network, settings))
+        network = load_pretrained(model.folder, pick_dtype(model.folder, chosen, None), chosen)
+    return Engine(network, model.tokenizer, fit_kv_cache(model, chosen, network, settings))
 
 
 def run_env_suite(
@@ -180,7 +180,7 @@ def _example(rollout: "RolloutTrace") -> dict[str, Any]:
     if isinstance(outcome, Verdict):
         result = f"reward {outcome.reward:g}" + (f": {outcome.note}" if outcome.note else "")
     else:
-        result = f"{outcome.kind}: {outcome.what}"
+        result = f"{outcome.label}: {outcome.what}"
     return {"messages": [_plain(m) for m in rollout.messages], "result": result}
 
 

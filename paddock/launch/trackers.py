@@ -1,7 +1,6 @@
-"""Where a run's numbers go besides its journal: TensorBoard, trackio, Weights & Biases.
+"""Experiment trackers: TensorBoard, trackio, Weights & Biases.
 
-The journal always has everything; a tracker is a copy for eyes that prefer it. Their libraries are
-the extra `track`.
+The journal always has all metrics; a tracker gets a copy. The libraries are in the extra `track`.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,28 +30,28 @@ class Tracker(StrEnum):
 def open_tracker(
     tracker: Tracker | None, folder: Path, settings: dict[str, Any]
 ) -> "Iterator[Callable[[StepMetrics], None]]":
-    """A watcher that copies every step's numbers to the tracker, which is closed at the end."""
+    """A callback that logs the metrics of every step to the tracker, which is closed at the end."""
     if tracker is None:
         yield lambda _: None
         return
     with OPEN[tracker](folder, settings) as log:
-        yield lambda moment: log(_numbers(moment), moment.step)
+        yield lambda metrics: log(_to_scalars(metrics), metrics.step)
 
 
-def _numbers(moment: "StepMetrics") -> dict[str, float]:
-    report = moment.output
-    numbers = {f"loss/{name}": value for name, value in report.losses.items()}
-    numbers |= {
-        "grad_norm": report.grad_norm,
-        "lr": report.lr,
-        "imbalance": report.expert_imbalance,
+def _to_scalars(metrics: "StepMetrics") -> dict[str, float]:
+    output = metrics.output
+    scalars = {f"loss/{name}": value for name, value in output.losses.items()}
+    scalars |= {
+        "grad_norm": output.grad_norm,
+        "lr": output.lr,
+        "imbalance": output.expert_imbalance,
     }
-    numbers["tokens_per_second"] = report.tokens / moment.seconds
-    if moment.validation is not None:
-        numbers["loss/held_out"] = moment.validation.loss
-        for source, nats in moment.validation.by_source.items():
-            numbers[f"held_out/{source}"] = nats
-    return numbers
+    scalars["tokens_per_second"] = output.tokens / metrics.seconds
+    if metrics.validation is not None:
+        scalars["loss/held_out"] = metrics.validation.loss
+        for source, nats in metrics.validation.by_source.items():
+            scalars[f"held_out/{source}"] = nats
+    return scalars
 
 
 @contextmanager
@@ -62,8 +61,8 @@ def _tensorboard(folder: Path, settings: dict[str, Any]) -> Iterator[Log]:  # no
 
     with SummaryWriter(str(folder / "tensorboard")) as writer:
 
-        def log(numbers: dict[str, float], step: int) -> None:
-            for name, value in numbers.items():
+        def log(scalars: dict[str, float], step: int) -> None:
+            for name, value in scalars.items():
                 writer.add_scalar(name, value, step)
 
         yield log
@@ -74,7 +73,7 @@ def _trackio(folder: Path, settings: dict[str, Any]) -> Iterator[Log]:
     trackio = _library("trackio")
     trackio.init(project=PROJECT, name=_name(folder), config=settings, resume="allow")
     try:
-        yield lambda numbers, step: trackio.log(numbers, step=step)
+        yield lambda scalars, step: trackio.log(scalars, step=step)
     finally:
         trackio.finish()
 
@@ -84,7 +83,7 @@ def _wandb(folder: Path, settings: dict[str, Any]) -> Iterator[Log]:
     wandb = _library("wandb")
     run = wandb.init(project=PROJECT, name=_name(folder), dir=str(folder), config=settings)
     try:
-        yield lambda numbers, step: run.log(numbers, step=step)
+        yield lambda scalars, step: run.log(scalars, step=step)
     finally:
         run.finish()
 
@@ -104,5 +103,5 @@ def _library(name: str) -> ModuleType:
 
 
 def _name(folder: Path) -> str:
-    """A run is called by its recipe and its stage."""
+    """The run name: recipe and stage."""
     return "-".join(folder.resolve().parts[-2:])

@@ -1,4 +1,4 @@
-"""Numbers as people read and write them."""
+"""Formatting and parsing of counts and sizes with units."""
 
 import re
 
@@ -24,7 +24,7 @@ def format_bytes(value: int) -> str:
 
 
 def _scaled(value: int, units: dict[str, int]) -> str | None:
-    """The value in the first unit that is not too large for it."""
+    """The value in the largest unit that does not exceed it."""
     return next(
         (f"{value / unit:,.2f} {name}" for name, unit in units.items() if value >= unit), None
     )

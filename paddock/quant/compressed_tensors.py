@@ -309,8 +309,8 @@ class _QuantizedCheckpointReader:
     @torch.no_grad()
     def _load_unquantized(self, network: Transformer) -> None:
         """Load the tensors that are not quantized."""
-        places = network.state_dict()
-        for name, tensor in places.items():
+        targets = network.state_dict()
+        for name, tensor in targets.items():
             for piece in tensor_names.map_tensor(name, tuple(tensor.shape), self._config):
                 target = tensor_names.slice_tensor(tensor, piece)
                 target.copy_(self._take(piece.released_name, tuple(target.shape)))

@@ -11,6 +11,8 @@ from paddock.records.message import Message
 MAX_ABS_REWARD = 1e6  # advantages sum squared rewards, which must not overflow
 
 FailureKind = Literal["policy", "world", "grader", "infrastructure", "time"]
+# Kinds that are stored under another name than they are displayed.
+_DISPLAYED_KINDS = {"world": "environment", "time": "timeout"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +83,10 @@ class Failure:
     infrastructure  an engine, the network or a machine was lost
     time            timeout; the cause is unknown
 
-    The kinds are stored in the ledger and in exported trajectories, hence their short names.
+    The kinds are stored in the ledger and in exported trajectories; `label` is displayed.
 
-    >>> Failure(kind="world", where="sandbox.start", what="disk full").is_policy_failure
-    False
+    >>> Failure(kind="world", where="sandbox.start", what="disk full").label
+    'environment at sandbox.start'
     """
 
     kind: FailureKind
@@ -101,6 +103,20 @@ class Failure:
         """Whether the policy is to blame. Any other failure has no reward, not even zero, and is
         excluded from its group's baseline."""
         return self.kind == "policy"
+
+    @property
+    def label(self) -> str:
+        """Kind and step as they are displayed."""
+        return f"{self.kind_label(self.kind)} at {self.where}"
+
+    @staticmethod
+    def kind_label(kind: str) -> str:
+        """A kind of failure as it is displayed.
+
+        >>> Failure.kind_label("time"), Failure.kind_label("policy")
+        ('timeout', 'policy')
+        """
+        return _DISPLAYED_KINDS.get(kind, kind)
 
 
 Outcome = Verdict | Failure

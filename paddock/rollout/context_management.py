@@ -48,14 +48,14 @@ def chain_strategies(*contexts: ContextStrategy) -> ContextStrategy:
     GLM-5's search agents keep recent results and, when that is not enough, discard all.
     """
 
-    def fresh() -> ContextFilter:
-        shows = [context() for context in contexts]
+    def new_filter() -> ContextFilter:
+        filters = [context() for context in contexts]
 
-        def show(messages: Sequence[Message], tokens: int) -> Sequence[Message]:
-            for each in shows:
-                messages = each(messages, tokens)
+        def apply(messages: Sequence[Message], tokens: int) -> Sequence[Message]:
+            for context_filter in filters:
+                messages = context_filter(messages, tokens)
             return messages
 
-        return show
+        return apply
 
-    return fresh
+    return new_filter

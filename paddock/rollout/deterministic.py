@@ -2,7 +2,7 @@
 
 Engine batches then never depend on timing. A session is active from `join` until it submits a
 request or leaves. When no session is active, all requests are submitted to the paused engine
-together, sorted by session; sessions with an answer are active again. A slow environment therefore
+together, sorted by session; sessions with a result are active again. A slow environment therefore
 slows down every session: the price of bitwise identical results.
 """
 
@@ -21,7 +21,7 @@ PauseEngine = Callable[[], AbstractAsyncContextManager[Any]]
 @dataclass(slots=True)
 class _PendingRequest:
     call: Callable[[], Awaitable[Any]]
-    answer: "asyncio.Future[Any]"
+    result_future: "asyncio.Future[Any]"
     work: "asyncio.Task[None] | None" = None
 
 
@@ -32,7 +32,7 @@ class RequestBarrier:
         self._pause_engine = pause_engine
         self._active: set[str] = set()
         self._pending: dict[str, _PendingRequest] = {}  # not submitted to the engine yet
-        self._going: asyncio.Task[None] | None = None  # the round being submitted
+        self._round: asyncio.Task[None] | None = None  # the round being submitted
         self._scheduled = False
         self.rounds = 0
         self.on_idle: Callable[[], None] = lambda: None  # may add sessions
@@ -58,7 +58,7 @@ class RequestBarrier:
         self._active.discard(session)
         self._schedule_check()
         try:
-            return await turn.answer
+            return await turn.result_future
         except asyncio.CancelledError:
             self._pending.pop(session, None)
             if turn.work is not None:
@@ -80,7 +80,7 @@ class RequestBarrier:
             turns, self._pending = sorted(self._pending.items()), {}
             self._active.update(session for session, _ in turns)
             self.rounds += 1
-            self._going = asyncio.get_running_loop().create_task(
+            self._round = asyncio.get_running_loop().create_task(
                 self._submit_round([turn for _, turn in turns])
             )
 
@@ -92,20 +92,20 @@ class RequestBarrier:
                 await asyncio.sleep(0)  # every call has submitted its request now
         except Exception as error:  # the engine cannot be paused: every caller gets the error
             for turn in turns:
-                if not turn.answer.done():
-                    turn.answer.set_exception(error)
+                if not turn.result_future.done():
+                    turn.result_future.set_exception(error)
 
 
 async def _run(turn: _PendingRequest) -> None:
     try:
         result = await turn.call()
     except BaseException as error:
-        if not turn.answer.done():
-            turn.answer.set_exception(error)
+        if not turn.result_future.done():
+            turn.result_future.set_exception(error)
             return
         raise
-    if not turn.answer.done():
-        turn.answer.set_result(result)
+    if not turn.result_future.done():
+        turn.result_future.set_result(result)
 
 
 class DeterministicClient(NonStreamingClient):

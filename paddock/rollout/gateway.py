@@ -1,13 +1,13 @@
-"""Tokens in, tokens out, for agents that know only text: the HTTP face of sessions.
+"""HTTP gateway: token-in-token-out sessions for agents that only exchange text.
 
-An agent of any kind is given `/sessions/ID` for its base address (`/sessions/ID/v1` for OpenAI's
-clients) and talks OpenAI chat, OpenAI Responses or Anthropic to it, streaming or not. Whatever it
-speaks, the same conversation leaves the same tokens.
+An agent uses `/sessions/ID` as its base URL (`/sessions/ID/v1` for OpenAI clients) and the OpenAI
+Chat Completions, OpenAI Responses or Anthropic Messages API, streaming or not. The same
+conversation yields the same tokens in every API.
 
-Who may do what: opening a session returns the `api_key` that its agent sends with every request
+Access: opening a session returns the `api_key` that its agent sends with every request
 (`Authorization: Bearer` or `x-api-key`). With it the agent can take turns in its own session and
-look at that; nothing else. Sessions are opened, listed, exported and closed with the admin key,
-which agents must not have; a gateway without one leaves that to the process that it runs in.
+read its state, nothing else. Sessions are opened, listed, exported and closed with the admin key,
+which agents must not have; without one, only the process of the gateway can do so.
 """
 
 import gc
@@ -56,13 +56,13 @@ from paddock.text import ChatTemplateError
 from paddock.text import messages as text_messages
 
 SESSION_PATH = "/sessions/{session}"
-_Talk = TypeVar("_Talk", bound=ChatRequest)
-_LEFT_BEHIND = 50_000  # objects, some hundred turns' worth
-NOT_SCORED = Failure(kind="grader", where="export", what="nobody has judged it yet")
+_RequestT = TypeVar("_RequestT", bound=ChatRequest)
+_GC_THRESHOLD = 50_000  # objects, of some hundred turns
+NOT_SCORED = Failure(kind="grader", where="export", what="not scored yet")
 
 
 class SessionBody(SamplingFields):
-    """How a new session samples; see `Rules`."""
+    """Sampling of a new session; see `SessionConfig`."""
 
     id: str | None = None
     max_tokens: int | None = None
@@ -81,8 +81,8 @@ class ExportBody(RequestBody):
 def build_gateway(
     sessions: SessionManager, rules: SessionConfig | None = None, *, admin_key: str | None = None
 ) -> FastAPI:
-    """The application. `rules` are those of sessions that are opened without any; without
-    `admin_key`, sessions can be opened and closed by this process only, not over HTTP."""
+    """The application. `rules` is the default configuration of sessions; without `admin_key`,
+    sessions can be opened and closed by this process only, not over HTTP."""
     if admin_key == "":
         raise ValueError("admin_key must not be empty")
     app = FastAPI(
@@ -90,19 +90,19 @@ def build_gateway(
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        lifespan=_undisturbed,
+        lifespan=_tune_gc,
     )
-    app.router.route_class = _Straight
+    app.router.route_class = _PlainRoute
     app.state.sessions = sessions
     gateway, access = _Gateway(sessions, rules or SessionConfig()), _Access(sessions, admin_key)
     public = JsonRouter(app, protocol_for_path, sessions.settings.max_body_bytes, to_api_error)
     public.add_route("/health", gateway.health, methods=("GET",))
     admin = replace(public, admit=access.admin)
     admin.add_route("/sessions", gateway.create, body=SessionBody)
-    admin.add_route("/sessions", gateway.every, methods=("GET",))
+    admin.add_route("/sessions", gateway.list_sessions, methods=("GET",))
     admin.add_route(SESSION_PATH, gateway.close, methods=("DELETE",))
     admin.add_route(f"{SESSION_PATH}/export", gateway.export, body=ExportBody)
-    replace(public, admit=access.either).add_route(SESSION_PATH, gateway.about, methods=("GET",))
+    replace(public, admit=access.either).add_route(SESSION_PATH, gateway.describe, methods=("GET",))
     agent = replace(public, admit=access.agent)
     agent.add_route(f"{SESSION_PATH}/v1/models", gateway.models, methods=("GET",))
     agent.add_route(
@@ -121,25 +121,25 @@ def build_gateway(
         gateway.count,
         body=anthropic_request.CountTokensBody,
     )
-    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(HTTPException, _http_error)
     return app
 
 
-class _Straight(APIRoute):
-    """A route whose endpoint takes the request as it is: doors read bodies and write answers."""
+class _PlainRoute(APIRoute):
+    """A route that passes the request to its endpoint as it is: JsonRouter handles the bodies."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         return self.endpoint
 
 
 @asynccontextmanager
-async def _undisturbed(_app: FastAPI) -> AsyncIterator[None]:
-    """While it is served, garbage is looked for among what turns leave behind, not over and over
-    among all that was loaded before: that stopped every turn for 50 ms at a time."""
+async def _tune_gc(_app: FastAPI) -> AsyncIterator[None]:
+    """While the gateway runs, garbage collection skips the objects loaded at startup: scanning them
+    again and again blocked every turn for 50 ms at a time."""
     gc.collect()
     gc.freeze()
     before = gc.get_threshold()
-    gc.set_threshold(_LEFT_BEHIND, *before[1:])
+    gc.set_threshold(_GC_THRESHOLD, *before[1:])
     try:
         yield
     finally:
@@ -149,24 +149,24 @@ async def _undisturbed(_app: FastAPI) -> AsyncIterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """Whose key a request must be sent with. Each raises ApiError if it is not."""
+    """API key checks. Each raises ApiError if the key is missing or invalid."""
 
     sessions: SessionManager
     admin_key: str | None
 
     def admin(self, http: Request) -> None:
         if self.admin_key is None:
-            what = "closed: this gateway was started without an admin key"
+            what = "disabled: this gateway was started without an admin key"
             raise ApiError(f"{http.url.path} is {what}", status=403)
         if not has_api_key(http.headers, self.admin_key):
-            raise ApiError("the admin key is missing or wrong", status=401, code="invalid_api_key")
+            raise ApiError("missing or invalid admin key", status=401, code="invalid_api_key")
 
     def agent(self, http: Request) -> None:
-        # The same answer for a session that is not there: it says nothing about other sessions.
+        # The same error if the session does not exist: it reveals nothing about other sessions.
         session = http.path_params["session"]
         live = self.sessions.get(session)
         if live is None or not has_api_key(http.headers, live.api_key):
-            what = "the API key is missing or wrong, or the session is closed"
+            what = "missing or invalid API key, or the session is closed"
             raise ApiError(f"session {session!r:.80}: {what}", status=401, code="invalid_api_key")
 
     def either(self, http: Request) -> None:
@@ -177,10 +177,10 @@ class _Access:
 class _Gateway:
     def __init__(self, sessions: SessionManager, rules: SessionConfig) -> None:
         self.sessions, self.rules = sessions, rules
-        spelling = TokenDecoder(sessions.renderer.tokenizer)
-        # A client sends back what it heard, so it must not hear of calls that come to nothing.
-        self.speaker = formatter.FormatterContext(
-            spelling, sessions.settings.served_model_name, whole_calls=True
+        decoder = TokenDecoder(sessions.renderer.tokenizer)
+        # A client sends back what it received, so it must not receive incomplete tool calls.
+        self.context = formatter.FormatterContext(
+            decoder, sessions.settings.served_model_name, whole_calls=True
         )
 
     # --- sessions ---------------------------------------------------------------------------------
@@ -194,17 +194,17 @@ class _Gateway:
         id = live.session.id
         return {"id": id, "path": f"/sessions/{id}", "api_key": live.api_key}
 
-    async def every(self, _http: Request, _value: Any) -> Any:
-        return {"sessions": [_facts(live) for live in self.sessions]}
+    async def list_sessions(self, _http: Request, _value: Any) -> Any:
+        return {"sessions": [_summary(live) for live in self.sessions]}
 
-    async def about(self, http: Request, _value: Any) -> Any:
-        return _facts(await self._settled(http))
+    async def describe(self, http: Request, _value: Any) -> Any:
+        return _summary(await self._settled(http))
 
     async def close(self, http: Request, _value: Any) -> Any:
         live = await self._settled(http)
-        found = _facts(live)
+        summary = _summary(live)
         self.sessions.close(live)
-        return found
+        return summary
 
     async def export(self, http: Request, value: Any) -> Any:
         body, session = parse_body(ExportBody, value), (await self._settled(http)).session
@@ -213,7 +213,7 @@ class _Gateway:
             found = [to_atif(session, i, tokens=bool(body.tokens)) for i in range(len(branches))]
             return {"format": "atif", "trajectories": found}
         if body.format not in (None, "trajectories"):
-            raise ApiError("format: neither 'trajectories' nor 'atif'", param="format")
+            raise ApiError("format must be 'trajectories' or 'atif'", param="format")
         every = session.trajectories(
             task_id=body.task_id or session.id,
             group_id=body.group_id or session.id,
@@ -228,25 +228,25 @@ class _Gateway:
         own = self.rules
         matcher = own.matcher if body.matcher is None else MATCHERS.get(body.matcher)
         if matcher is None:
-            raise ApiError(f"matcher: none of {', '.join(MATCHERS)}", param="matcher")
-        most = own.sampling_params.max_new_tokens if body.max_tokens is None else body.max_tokens
+            raise ApiError(f"matcher must be one of {', '.join(MATCHERS)}", param="matcher")
+        limit = own.sampling_params.max_new_tokens if body.max_tokens is None else body.max_tokens
         sampling = parse_sampling_params(
             body,
-            max_new_tokens=most,
+            max_new_tokens=limit,
             defaults=own.sampling_params,
             grammar=own.sampling_params.grammar,
             thinking_budget=own.sampling_params.thinking_budget,
         )
-        wish = from_template_kwargs(body.chat_template_kwargs).with_fallback(
+        options = from_template_kwargs(body.chat_template_kwargs).with_fallback(
             ThinkingOptions(thinking=own.thinking)
         )
-        return SessionConfig(sampling_params=sampling, thinking=wish.thinking, matcher=matcher)
+        return SessionConfig(sampling_params=sampling, thinking=options.thinking, matcher=matcher)
 
     def _live(self, http: Request) -> LiveSession:
         return self.sessions[http.path_params["session"]]
 
     async def _settled(self, http: Request) -> LiveSession:
-        """The session, with every turn that its client has."""
+        """The session, after delivered turns were recorded."""
         live = self._live(http)
         await live.wait_delivered(self.sessions.settings.delivery_timeout_s)
         return live
@@ -258,89 +258,93 @@ class _Gateway:
         name = self.sessions.settings.served_model_name
         return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "paddock"}]}
 
-    # Plain functions, of which nothing is left, nor of a conversation, while a turn waits.
-
+    # Plain functions: a coroutine would keep the conversation in memory while a turn waits.
     def chat(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
         sent, value = _sent(live, value)
-        ask = openai_chat_request.parse_chat_request(
+        request = openai_chat_request.parse_chat_request(
             parse_body(openai_chat_request.ChatCompletionBody, value),
             live.rules.sampling_params,
             ThinkingOptions(thinking=live.rules.thinking),
         )
-        ask = _stopping(live, ask)
-        sent = sent or ClientConversation(ask.messages)
-        frame = self.speaker.new_chat_envelope(ask, 0)
+        request = _with_session_stops(live, request)
+        sent = sent or ClientConversation(request.messages)
+        envelope = self.context.new_chat_envelope(request, 0)
         return self._turn(
-            live, ask, sent, lambda p: formatter.SingleChoiceFormatter(self.speaker, ask, p, frame)
+            live,
+            request,
+            sent,
+            lambda p: formatter.SingleChoiceFormatter(self.context, request, p, envelope),
         )
 
     def respond(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
-        wish = ThinkingOptions(thinking=live.rules.thinking)
-        ask = openai_responses_request.parse_responses_request(
+        thinking = ThinkingOptions(thinking=live.rules.thinking)
+        request = openai_responses_request.parse_responses_request(
             parse_body(openai_responses_request.ResponsesBody, value),
             live.rules.sampling_params,
-            wish,
+            thinking,
         )
-        sent, ask = ClientConversation(ask.messages), replace(_stopping(live, ask), messages=())
+        sent = ClientConversation(request.messages)
+        request = replace(_with_session_stops(live, request), messages=())
         return self._turn(
-            live, ask, sent, lambda p: formatter.ResponsesFormatter(self.speaker, ask, p)
+            live, request, sent, lambda p: formatter.ResponsesFormatter(self.context, request, p)
         )
 
     def messages(self, http: Request, value: Any) -> Awaitable[Any]:
         live = self._live(http)
-        wish = ThinkingOptions(thinking=live.rules.thinking)
-        ask = anthropic_request.parse_messages_request(
-            parse_body(anthropic_request.MessagesBody, value), live.rules.sampling_params, wish
+        thinking = ThinkingOptions(thinking=live.rules.thinking)
+        request = anthropic_request.parse_messages_request(
+            parse_body(anthropic_request.MessagesBody, value), live.rules.sampling_params, thinking
         )
-        sent, ask = ClientConversation(ask.messages), replace(_stopping(live, ask), messages=())
+        sent = ClientConversation(request.messages)
+        request = replace(_with_session_stops(live, request), messages=())
         return self._turn(
-            live, ask, sent, lambda p: formatter.MessagesFormatter(self.speaker, ask, p)
+            live, request, sent, lambda p: formatter.MessagesFormatter(self.context, request, p)
         )
 
     async def count(self, http: Request, value: Any) -> Any:
         live = self._live(http)
-        ask = anthropic_request.parse_count_tokens_request(
+        request = anthropic_request.parse_count_tokens_request(
             parse_body(anthropic_request.CountTokensBody, value),
             ThinkingOptions(thinking=live.rules.thinking),
         )
         opening = live.session.begin_turn(
-            ask.messages, tools=ask.tools, thinking=ask.thinking_for_reply
+            request.messages, tools=request.tools, thinking=request.thinking_for_reply
         )
         return {"input_tokens": len(opening.prompt)}
 
     async def _turn(
         self,
         live: LiveSession,
-        ask: ChatRequest,
+        request: ChatRequest,
         sent: ClientConversation,
-        voice: Callable[[Any], formatter.ResponseFormatter],
+        make_formatter: Callable[[Any], formatter.ResponseFormatter],
     ) -> Any:
-        turn: TurnInProgress = await begin_turn(self.sessions, live, ask, sent)
+        turn: TurnInProgress = await begin_turn(self.sessions, live, request, sent)
         del sent
-        turn.formatter = voice(turn.prompt.prompt)
-        if ask.stream:
+        turn.formatter = make_formatter(turn.prompt.prompt)
+        if request.stream:
             return PayloadStream(turn.stream())
         payload = await turn.respond()
-        telling = live.begin_delivery()
+        delivery = live.begin_delivery()
         return TrackedJSONResponse(
-            payload, received=turn.commit, over=lambda: live.end_delivery(telling)
+            payload, received=turn.commit, over=lambda: live.end_delivery(delivery)
         )
 
 
-def _stopping(live: LiveSession, ask: _Talk) -> _Talk:
-    """What ends a reply by the session's rules is held back from its client, too: a client that
-    heard it would send back another reply than the one that was recorded."""
+def _with_session_stops(live: LiveSession, request: _RequestT) -> _RequestT:
+    """The request with the session's stop strings added: a client that received their text would
+    send back a reply that differs from the recorded one."""
     own = live.rules.sampling_params.stop
-    if not own:  # as most: this is asked every turn
-        return ask
-    stops = dict.fromkeys((*own, *ask.sampling.stop))
-    return replace(ask, sampling=replace(ask.sampling, stop=tuple(stops)))
+    if not own:  # the usual case
+        return request
+    stops = dict.fromkeys((*own, *request.sampling.stop))
+    return replace(request, sampling=replace(request.sampling, stop=tuple(stops)))
 
 
 def _sent(live: LiveSession, value: Any) -> tuple[ClientConversation | None, Any]:
-    """The conversation of a chat body, and the body with its last message alone."""
+    """The conversation of a chat body, and the body with only its last message."""
     raw = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(raw, list):
         return None, value
@@ -351,27 +355,27 @@ def _sent(live: LiveSession, value: Any) -> tuple[ClientConversation | None, Any
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """What a client is told of an error, those of engines among them."""
+    """The error that is reported to the client, also for errors of engines."""
     if isinstance(error, RequestRejectedError):
         error = ApiError(str(error))
     if isinstance(error, ChatTemplateError):
         error = ApiError(f"messages: {error}", param="messages")
     if isinstance(error, EngineUnavailableError):
-        error = ApiError(f"no engine could answer: {error}", status=503, code="engine_failed")
+        error = ApiError(f"no engine is available: {error}", status=503, code="engine_failed")
     return http_to_api_error(error)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    what = {404: f"there is nothing at {path}", 405: f"{request.method} does not work at {path}"}
+    what = {404: f"route {path} not found", 405: f"method {request.method} not allowed at {path}"}
     message = what.get(error.status_code, str(error.detail))
     return error_response(
         protocol_for_path(path), ApiError(message[:300], status=error.status_code)
     )
 
 
-def _facts(live: LiveSession) -> dict[str, Any]:
+def _summary(live: LiveSession) -> dict[str, Any]:
     tree = live.session.tree
     return {
         "id": live.session.id,
@@ -385,12 +389,12 @@ def _facts(live: LiveSession) -> dict[str, Any]:
     }
 
 
-def _outcome(said: dict[str, Any] | None) -> Outcome:
-    if said is None:
+def _outcome(value: dict[str, Any] | None) -> Outcome:
+    if value is None:
         return NOT_SCORED
     try:
-        return (
-            json_codec.decode(Failure, said) if "kind" in said else json_codec.decode(Verdict, said)
-        )
+        if "kind" in value:
+            return json_codec.decode(Failure, value)
+        return json_codec.decode(Verdict, value)
     except json_codec.RecordDecodeError as error:
         raise ApiError(f"outcome: {error}", param="outcome") from None

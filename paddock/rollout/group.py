@@ -69,12 +69,12 @@ def group_failure_reason(outcomes: Sequence[Outcome]) -> str:
     >>> from paddock.records import Verdict
     >>> full = Failure(kind="world", where="start", what="disk full")
     >>> group_failure_reason([Verdict(reward=0.0), full, full, Verdict(reward=1.0)])
-    '2 of 4 rollouts failed: world at start (2)'
+    '2 of 4 rollouts failed: environment at start (2)'
     >>> group_failure_reason([Verdict(reward=0.0), full, Verdict(reward=1.0)])
     ''
     """
     lost = Counter(
-        f"{outcome.kind} at {outcome.where}"
+        outcome.label
         for outcome in outcomes
         if isinstance(outcome, Failure) and not outcome.is_policy_failure
     )

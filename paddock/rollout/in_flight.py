@@ -70,8 +70,8 @@ async def run_with_timeout(
 ) -> tuple[Trajectory, ...]:
     """Run a rollout with a timeout.
 
-    After `timeout_s` it is cancelled and its outcome is a failure of kind `time`. A rollout that
-    ignores its cancellation is abandoned.
+    After `timeout_s` it is cancelled and its outcome is a failure of kind `time` (timeout). A
+    rollout that ignores its cancellation is abandoned.
     """
     work = asyncio.ensure_future(rollout_fn(spec))
     if isinstance(work, asyncio.Task):  # the event-loop watchdog logs this name

@@ -64,7 +64,7 @@ class Orchestrator:
         self.next_update = 0  # first update of the next batch to compose
         self.current_update = 0  # first update of the batch being composed or trained
         self.version = 0  # weight version that engines serve
-        self.batches_ahead = 0  # number of batches that may be in group
+        self.batches_ahead = 0  # number of batches that may be in flight
         self.changed = asyncio.Event()
         self.broken = asyncio.Event()
         self.failure: BaseException | None = None  # why the run ended
@@ -83,7 +83,7 @@ class Orchestrator:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no group is in group."""
+        """Whether no rollout is running and every live group is finished."""
         return not len(self.executor) and all(group.finished for group in self._groups.values())
 
     def num_queued(self) -> int:

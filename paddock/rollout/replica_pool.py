@@ -119,10 +119,10 @@ class ReplicaPool:
 
     async def remove(self, name: str) -> None:
         """Remove a replica; its running requests are retried on others."""
-        listener = self._health_checks.pop(name, None)
-        if listener is not None:
-            listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
+        health_check = self._health_checks.pop(name, None)
+        if health_check is not None:
+            health_check.cancel()
+            await asyncio.gather(health_check, return_exceptions=True)
         replica = self.replicas.pop(name)
         self._remove(replica, "it was removed")
 
@@ -136,20 +136,20 @@ class ReplicaPool:
             while True:
                 replica = await self._route(current, end)
                 try:
-                    answer = await self._wait(replica, replica.generate.generate(current), end)
+                    output = await self._wait(replica, replica.generate.generate(current), end)
                 except EngineUnavailableError as error:
                     failures += 1
                     await self._failed(replica, current, error, failures, end)
                     current = _retry(current, request, failures)
                     continue
-                whole = merge_partial_output(before, answer, request)
-                rest = self._rest_of_aborted(request, whole.completion)
+                merged = merge_partial_output(before, output, request)
+                rest = self._rest_of_aborted(request, merged.completion)
                 if rest is None:
-                    self._update_load(request, whole.completion)
-                    return whole
+                    self._update_load(request, merged.completion)
+                    return merged
                 failures += 1
                 if rest is not request:
-                    before = whole.completion
+                    before = merged.completion
                 current = _retry(rest, request, failures)
                 await self._pause(failures, end)
 
@@ -164,21 +164,21 @@ class ReplicaPool:
                     async with aclosing(self._deltas(replica, current, end)) as deltas:
                         async for delta in deltas:
                             streamed.add(delta)
-                            answer = delta.output and merge_partial_output(
+                            output = delta.output and merge_partial_output(
                                 before, delta.output, request
                             )
-                            if answer and self._rest_of_aborted(request, answer.completion):
-                                answer = None
-                            if answer or delta.token_ids:
+                            if output and self._rest_of_aborted(request, output.completion):
+                                output = None
+                            if output or delta.token_ids:
                                 yield OutputDelta(
                                     token_ids=delta.token_ids,
                                     logprobs=delta.logprobs,
                                     version=delta.version,
                                     top_logprobs=delta.top_logprobs,
-                                    output=answer,
+                                    output=output,
                                 )
-                            if answer:
-                                self._update_load(request, answer.completion)
+                            if output:
+                                self._update_load(request, output.completion)
                                 return
                     await self._pause(failures, end)
                 except EngineUnavailableError as error:
@@ -202,10 +202,10 @@ class ReplicaPool:
         """The result of `work`, which waits for a replica. Raises EngineUnavailableError when the
         replica is removed."""
         is_alive = name in self.router.ranks  # else its removal has already happened
-        patience_s = (
+        timeout_s = (
             self.settings.request_timeout_s if is_alive else self.settings.health_check_timeout_s
         )
-        end = asyncio.get_running_loop().time() + patience_s
+        end = asyncio.get_running_loop().time() + timeout_s
         return await self._wait(self.replicas[name], work, end)
 
     def end_session(self, session: str) -> None:
@@ -248,12 +248,12 @@ class ReplicaPool:
             while not self.router.ranks:
                 if self._empty_since is None:
                     self._empty_since = asyncio.get_running_loop().time()
-                given_up = self._empty_since + self.settings.unreachable_timeout_s
+                abort_at = self._empty_since + self.settings.unreachable_timeout_s
                 try:
-                    async with asyncio.timeout_at(min(end, given_up)):
+                    async with asyncio.timeout_at(min(end, abort_at)):
                         await self._changed.wait()
                 except TimeoutError:
-                    if end < given_up:
+                    if end < abort_at:
                         raise EngineUnavailableError(
                             f"no engine is alive: {self.unavailable_reason()}"
                         ) from None
@@ -320,12 +320,12 @@ class ReplicaPool:
     async def _run_health_checks(self, replica: Replica) -> None:
         while True:
             await asyncio.sleep(self.settings.health_check_interval_s)
-            answers = await self._check_health(replica)
-            if answers:
+            healthy = await self._check_health(replica)
+            if healthy:
                 replica.missed = 0
                 if replica.name not in self.router.ranks:
                     await self._admit_replica(replica)
-            elif answers is False:
+            elif healthy is False:
                 replica.missed += 1
                 if replica.missed >= self.settings.health_failure_threshold:
                     self._remove(replica, f"{replica.missed} health checks failed")
@@ -333,13 +333,13 @@ class ReplicaPool:
     async def _check_health(self, replica: Replica) -> bool | None:
         """Whether the replica is healthy; None if the event loop of this process lagged."""
         loop = asyncio.get_running_loop()
-        asked, answers = loop.time(), False
+        started, healthy = loop.time(), False
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.health_check_timeout_s):
-                answers = await replica.alive(self.settings.health_check_timeout_s)
-        if not answers:
+                healthy = await replica.alive(self.settings.health_check_timeout_s)
+        if not healthy:
             await asyncio.sleep(LOOP_LAG_PROBE_S)  # so that the lag has been measured since
-        return None if not answers and self._late >= asked else answers
+        return None if not healthy and self._late >= started else healthy
 
     async def _measure_loop_lag(self) -> None:
         loop = asyncio.get_running_loop()

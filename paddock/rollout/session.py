@@ -126,18 +126,18 @@ class Session:
         with is not matched again if its next reply was recorded."""
         head = self._head(tuple(tools), thinking)
         nothing = SessionHistory(head=head, digest=head)
-        goes_on = past is not None and past.head == head and not past.ends_with_reply
-        place = self._place(messages, past if past is not None and goes_on else nothing)
-        if goes_on and place[0].parent is None:
-            place = self._place(messages, nothing)
-        whole, start, answering = place
+        continues = past is not None and past.head == head and not past.ends_with_reply
+        match = self._match(messages, past if past is not None and continues else nothing)
+        if continues and match[0].parent is None:
+            match = self._match(messages, nothing)
+        history, start, last_reply = match
         return MatchedPrefix(
             messages=messages,
             tools=tuple(tools),
             thinking=thinking,
-            history=whole,
+            history=history,
             start=start,
-            last_reply=answering,
+            last_reply=last_reply,
         )
 
     def build_prompt(self, found: MatchedPrefix, forced: Sequence[int] = ()) -> TurnPrompt:
@@ -219,7 +219,7 @@ class Session:
 
     # --- prefix matching --------------------------------------------------------------------------
 
-    def _place(
+    def _match(
         self, messages: Sequence[Message], before: SessionHistory
     ) -> tuple[SessionHistory, int, Message | None]:
         """The history of the conversation, of which `before` is known; the index of the first
@@ -281,9 +281,9 @@ class Session:
         """New token ids, whether they follow `past` (the parent's tokens), and the fork reason."""
         newest, parent = self.tree.nodes[-1] if self.tree.nodes else None, found.history.parent
         if parent is None:
-            why = "" if newest is None else "nothing of the recorded past is in the conversation"
+            why = "" if newest is None else "the conversation starts with no recorded turn"
             return self._whole(found), False, why
-        why = "" if parent is newest else f"goes on after turn {parent.number}, not the newest"
+        why = "" if parent is newest else f"continues turn {parent.number}, not the newest"
         rest = found.messages[found.start :]
         try:
             if all(message.role != "assistant" for message in rest):
@@ -295,8 +295,8 @@ class Session:
         except NotPrefixPreservingError as error:
             return self._whole(found), False, str(error)
         if spliced is None:
-            return self._whole(found), False, "replies of others came in"
-        return spliced, True, why or "replies of others came in"
+            return self._whole(found), False, "contains replies that this session did not sample"
+        return spliced, True, why or "contains replies that this session did not sample"
 
     def _whole(self, found: MatchedPrefix) -> "array[int]":
         return array(

@@ -51,11 +51,11 @@ class SessionConfig:
         limit length, add stops and set a grammar."""
         own = self.sampling_params
         bounds = [n for n in (own.max_new_tokens, requested.max_new_tokens) if n is not None]
-        most = min(bounds, default=None)
+        limit = min(bounds, default=None)
         return replace(
             own,
-            max_new_tokens=most,
-            min_new_tokens=min(own.min_new_tokens, most or own.min_new_tokens),
+            max_new_tokens=limit,
+            min_new_tokens=min(own.min_new_tokens, limit or own.min_new_tokens),
             stop_token_ids=tuple(dict.fromkeys((*own.stop_token_ids, *requested.stop_token_ids))),
             stop=tuple(dict.fromkeys((*own.stop, *requested.stop))),
             seed=turn_seed(own.seed, turn),
@@ -94,12 +94,12 @@ class LiveSession:
     def parse_messages(self, raw: Sequence[Any]) -> ClientConversation:
         """The messages of a request body. Agents resend the conversation of the turn before; if its
         JSON is identical, only what follows is parsed. Raises MessageError."""
-        heard, past = self._last_sent or (None, None)
+        digest, past = self._last_sent or (None, None)
         length = past.length if past is not None else 0
         now = prefix_digests(raw, length)
         follows = raw[length] if length < len(raw) else None
         replied = isinstance(follows, dict) and follows.get("role") == "assistant"
-        if now is None or now[0] != heard or not replied:
+        if now is None or now[0] != digest or not replied:
             length, past = 0, None
         return ClientConversation(
             text_messages.LazyMessages(raw, known=length), now and now[1], past
@@ -119,12 +119,12 @@ class LiveSession:
         self._delivering.discard(event)
         event.set()
 
-    async def wait_delivered(self, patience_s: float) -> None:
+    async def wait_delivered(self, timeout_s: float) -> None:
         """Wait until responses being sent are recorded: a client may send its next request before
         the server knows that it received the last byte."""
         for event in tuple(self._delivering):
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(timeout_s):
                     await event.wait()
             except TimeoutError:
                 self._delivering.discard(event)
@@ -143,18 +143,18 @@ class SessionManager:
     def open(self, id: str | None = None, rules: SessionConfig | None = None) -> LiveSession:
         name = uuid4().hex if id is None else id
         if not name or len(name) > 200 or not _ID.issuperset(name):
-            raise ApiError("id: up to 200 letters, digits and . _ : @ + -", param="id")
+            raise ApiError("id must be 1 to 200 letters, digits and . _ : @ + -", param="id")
         if name in self._live:
-            raise ApiError(f"session {name!r} is open already", status=409, param="id")
+            raise ApiError(f"session {name!r} is already open", status=409, param="id")
         if len(self._live) >= self.settings.max_sessions:
-            raise ApiError(f"{len(self._live)} sessions are open, no more are taken", status=429)
+            raise ApiError(f"too many sessions: {len(self._live)} are open", status=429)
         chosen = rules or SessionConfig()
         live = LiveSession(Session(name, self.renderer, chosen.matcher), chosen)
         self._live[name] = live
         return live
 
     def close(self, live: LiveSession) -> bool:
-        """End a session; it can be asked no more. False if it was closed before."""
+        """End a session. False if it was closed before."""
         if self._live.get(live.session.id) is not live:
             return False
         del self._live[live.session.id]
@@ -167,7 +167,7 @@ class SessionManager:
     def __getitem__(self, id: str) -> LiveSession:
         live = self.get(id)
         if live is None:
-            raise ApiError(f"there is no session {id!r:.80}", status=404)
+            raise ApiError(f"session {id!r:.80} not found", status=404)
         return live
 
     def __iter__(self) -> Iterator[LiveSession]:
@@ -221,9 +221,9 @@ class TurnInProgress:
         assert self.formatter is not None
         self._record(self.formatter.parser.message)
 
-    def _record(self, heard: Message) -> None:
+    def _record(self, reply: Message) -> None:
         assert self.output is not None
-        self.session.session.record(self.prompt, self.output.completion, heard)
+        self.session.session.record(self.prompt, self.output.completion, reply)
 
     async def _deltas(self) -> AsyncGenerator[OutputDelta, None]:
         async with aclosing(self.sessions.generate.stream(self.request)) as deltas:
@@ -235,52 +235,72 @@ class TurnInProgress:
 
 
 async def begin_turn(
-    sessions: SessionManager, live: LiveSession, talk: ChatRequest, sent: ClientConversation
+    sessions: SessionManager, live: LiveSession, chat_request: ChatRequest, sent: ClientConversation
 ) -> TurnInProgress:
     """Prepare the next turn of a session: prompt and inference request."""
-    _refuse(talk)
+    _reject_unsupported(chat_request)
     await live.wait_delivered(sessions.settings.delivery_timeout_s)
-    opening = await _opened(live, talk, sent)
-    most = sessions.settings.max_concurrent_turns
-    if live.running >= most:  # one agent must not fill the queues of the engines
+    prompt = await _build_prompt(live, chat_request, sent)
+    limit = sessions.settings.max_concurrent_turns
+    if live.running >= limit:  # one agent must not fill the queues of the engines
         raise ApiError(
-            f"{most} turns of this session are running, which is the maximum", status=429
+            f"{limit} turns of this session are running, which is the maximum", status=429
         )
     number, live.turns_started = live.turns_started, live.turns_started + 1
-    sampling, room = live.rules.apply(talk.sampling, number), sessions.settings.context_length
-    if talk.must_call:  # a grammar is for text, not for the forced tool call
+    sampling, context_length = (
+        live.rules.apply(chat_request.sampling, number),
+        sessions.settings.context_length,
+    )
+    if chat_request.must_call:  # a grammar is for text, not for the forced tool call
         sampling = replace(sampling, grammar=None)
-    if room is not None:
-        asked = replace(talk, sampling=sampling, fits_context=True)
-        sampling = fit_to_context(asked, len(opening.prompt), room)
-    ask = InferenceRequest(
-        token_ids=opening.prompt,
+    if context_length is not None:
+        limited = replace(chat_request, sampling=sampling, fits_context=True)
+        sampling = fit_to_context(limited, len(prompt.prompt), context_length)
+    request = InferenceRequest(
+        token_ids=prompt.prompt,
         sampling_params=sampling,
         session_id=live.session.id,
         id=f"{live.session.id}/{number}",
     )
-    return TurnInProgress(sessions, live, opening, ask)
+    return TurnInProgress(sessions, live, prompt, request)
 
 
-async def _opened(live: LiveSession, talk: ChatRequest, sent: ClientConversation) -> TurnPrompt:
+async def _build_prompt(
+    live: LiveSession, chat_request: ChatRequest, sent: ClientConversation
+) -> TurnPrompt:
     session = live.session
     found = session.match_prefix(
-        sent.messages, tools=talk.tools, thinking=talk.thinking_for_reply, past=sent.history
+        sent.messages,
+        tools=chat_request.tools,
+        thinking=chat_request.thinking_for_reply,
+        past=sent.history,
     )
     live.remember_messages(sent, found.history)
-    forced = talk.tool_call_prefix(session.renderer.tokenizer)
+    forced = chat_request.tool_call_prefix(session.renderer.tokenizer)
     if found.num_chars > TOKENIZE_IN_THREAD_CHARS:
         return await asyncio.to_thread(session.build_prompt, found, forced)
     return session.build_prompt(found, forced)
 
 
-def _refuse(talk: ChatRequest) -> None:
+def _reject_unsupported(chat_request: ChatRequest) -> None:
     """Reject parameters that sessions do not support, since they own their tokens."""
     wrong: Sequence[tuple[bool, str, str]] = (
-        (talk.prompt_ids is not None, "input_ids", "a session keeps its own tokens"),
-        (talk.continues, "continue_final_message", "a session's replies are sampled whole"),
-        (talk.n != 1, "n", "a session gives one reply at a time; ask again for another"),
-        (bool(talk.top_logprobs), "top_logprobs", "a session knows the sampled tokens' alone"),
+        (
+            chat_request.prompt_ids is not None,
+            "input_ids",
+            "not supported: a session has its own tokens",
+        ),
+        (
+            chat_request.continues,
+            "continue_final_message",
+            "not supported: a session samples complete replies",
+        ),
+        (chat_request.n != 1, "n", "must be 1: a session samples one reply per request"),
+        (
+            bool(chat_request.top_logprobs),
+            "top_logprobs",
+            "not supported: a session returns log-probabilities of sampled tokens only",
+        ),
     )
     for is_wrong, param, why in wrong:
         if is_wrong:

@@ -68,13 +68,13 @@ class ServerClient:
                 if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                     yield _value(line[5:])
 
-    async def check_health(self, patience_s: float) -> bool:
+    async def check_health(self, timeout_s: float) -> bool:
         """Whether `/health` responds with 200 in time."""
-        asked = self.http.request(
-            "GET", f"{self.url}/health", headers=self._headers(), patience_s=patience_s
+        request = self.http.request(
+            "GET", f"{self.url}/health", headers=self._headers(), timeout_s=timeout_s
         )
         try:
-            async with asyncio.timeout(patience_s), asked as response:
+            async with asyncio.timeout(timeout_s), request as response:
                 await response.read()
                 return response.status == 200
         except (OSError, EOFError):
@@ -89,7 +89,7 @@ class ServerClient:
             self.url + path,
             headers=self._headers() | (headers or {}),
             body=orjson.dumps(body, option=_NUMPY),
-            patience_s=self.timeout_s,
+            timeout_s=self.timeout_s,
         )
         try:
             async with sent as response:
@@ -160,23 +160,23 @@ class SGLangClient(StatelessClient):
 
     async def generate(self, request: InferenceRequest) -> RequestOutput:
         payload = await self.server.post("/generate", self._body(request), self._headers(request))
-        return self._answer(request, _read(payload))
+        return self._output(request, _read(payload))
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[OutputDelta, None]:
-        so_far: sglang_client.GenerateOutput | None = None
+        received: sglang_client.GenerateOutput | None = None
         body = self._body(request) | {"stream": True}
         async for payload in self.server.stream_events("/generate", body, self._headers(request)):
-            before, so_far = so_far, _read(payload, so_far)
+            before, received = received, _read(payload, received)
             new = len(before.token_ids) if before else 0
-            if new == len(so_far.token_ids) and so_far.finish is None:
+            if new == len(received.token_ids) and received.finish is None:
                 continue
             yield OutputDelta(
-                token_ids=so_far.token_ids[new:],
-                logprobs=so_far.logprobs[new:],
-                version=so_far.versions[-1].version if so_far.versions else 0,
-                output=None if so_far.finish is None else self._answer(request, so_far),
+                token_ids=received.token_ids[new:],
+                logprobs=received.logprobs[new:],
+                version=received.versions[-1].version if received.versions else 0,
+                output=None if received.finish is None else self._output(request, received),
             )
-        if so_far is None or so_far.finish is None:
+        if received is None or received.finish is None:
             raise EngineUnavailableError(f"{self.server.url}: the stream broke off")
 
     def _headers(self, request: InferenceRequest) -> dict[str, str]:
@@ -212,7 +212,7 @@ class SGLangClient(StatelessClient):
             body["return_routed_experts"] = True
         return body
 
-    def _answer(
+    def _output(
         self, request: InferenceRequest, done: sglang_client.GenerateOutput
     ) -> RequestOutput:
         return RequestOutput(

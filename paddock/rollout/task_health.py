@@ -17,7 +17,7 @@ class TaskHealthMonitor:
     """Counts consecutive failed and filtered groups of each task.
 
     >>> health = TaskHealthMonitor({"sums": TaskSettings(max_consecutive_failed=2)})
-    >>> health.record_group("sums", "failed", "world at start")
+    >>> health.record_group("sums", "failed", "environment at start")
     ''
     >>> health.record_group("sums", "failed", "the same")
     '2 consecutive groups failed, the last: the same'

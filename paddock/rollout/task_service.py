@@ -1,7 +1,7 @@
 """Task services: rollouts run by agents in other processes, over HTTP.
 
 A service registers with the orchestrator and sends heartbeats. Each request is one rollout: the
-service's agent talks to a session at the orchestrator's gateway, which records the tokens, and the
+service's agent uses a session of the orchestrator's gateway, which records the tokens, and the
 service returns a verdict or a failure.
 
 Services and orchestrator share a key, since a registered service decides rewards. Agents must not
@@ -39,7 +39,7 @@ class SessionEndpoint:
     api_key: str = field(repr=False)
 
 
-# Runs one rollout with an agent that talks to the session; returns its outcome.
+# Runs one rollout with an agent that uses the session; returns its outcome.
 AgentFn = Callable[[RolloutSpec, SessionEndpoint], Awaitable[Outcome]]
 
 

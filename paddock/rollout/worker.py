@@ -92,45 +92,45 @@ class SessionPolicy:
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
         messages_kept = self._filter(messages, self.session.num_tokens)
         prompt = self.session.begin_turn(messages_kept, tools=tools, thinking=self.worker.thinking)
-        answer = await self._answer(prompt)
-        reading = DeltaParser(
+        output = await self._generate(prompt)
+        parser = DeltaParser(
             self.session.renderer.tokenizer,
             tools=tools,
             prompt=prompt.prompt,
             stops=self.sampling.stop,
             call_id=f"call_{self._turns}_{{}}".format,
         )
-        reading.feed(final_delta(answer))
+        parser.feed(final_delta(output))
         self._turns += 1
-        self.session.record(prompt, answer.completion, reading.message)
-        if answer.completion.finish == "length" and reading.message.tool_calls:
+        self.session.record(prompt, output.completion, parser.message)
+        if output.completion.finish == "length" and parser.message.tool_calls:
             # Executing them would reward a policy that never ends its turn.
-            count = len(answer.completion.token_ids)
+            count = len(output.completion.token_ids)
             what = f"truncated after {count} tokens: its tool calls are not executed"
             raise RolloutFailed("policy", "reply", what)
-        return reading.message
+        return parser.message
 
-    async def _answer(self, prompt: TurnPrompt) -> RequestOutput:
+    async def _generate(self, prompt: TurnPrompt) -> RequestOutput:
         request = InferenceRequest(
             token_ids=prompt.prompt,
-            sampling_params=self._fitted(len(prompt.prompt)),
+            sampling_params=self._limited_sampling(len(prompt.prompt)),
             session_id=self.session.id,
             id=f"{self.session.id}/{self._turns}",
         )
         try:
-            answer = await self.worker.client.generate(request)
+            output = await self.worker.client.generate(request)
         except OverlongPromptError as error:
             raise RolloutFailed("policy", "context", str(error)) from error
         except RequestRejectedError as error:  # inconsistent settings, not the policy's fault
             raise RolloutFailed("infrastructure", "request", str(error)) from error
         except EngineUnavailableError as error:
             raise RolloutFailed("infrastructure", "engine", str(error)) from error
-        if answer.completion.finish == "abort":
-            why = answer.abort_reason or "aborted"
+        if output.completion.finish == "abort":
+            why = output.abort_reason or "aborted"
             raise RolloutFailed("infrastructure", "engine", f"the request was aborted: {why}")
-        return answer
+        return output
 
-    def _fitted(self, prompt_tokens: int) -> SamplingParams:
+    def _limited_sampling(self, prompt_tokens: int) -> SamplingParams:
         """Sampling parameters of this turn: its own seed, tokens limited by the context length."""
         sampling = replace(self.sampling, seed=turn_seed(self.sampling.seed, self._turns))
         if self.worker.context_length is None:

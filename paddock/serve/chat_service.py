@@ -86,7 +86,7 @@ class ChatService:
 
     @property
     def max_requests(self) -> int:
-        """The most requests that one replica queues and runs."""
+        """Maximum number of requests that one replica queues and runs."""
         engine = self.replicas.engines[0].settings
         return engine.max_queued_requests + engine.max_running_requests
 

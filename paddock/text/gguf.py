@@ -70,7 +70,7 @@ def _read(path: Path) -> GgufFields:
             "reading GGUF requires the 'gguf' library: pip install 'paddock[data]'"
         ) from None
     if not path.is_file():
-        raise GgufError(f"{path}: no such file")
+        raise GgufError(f"{path}: file not found")
     try:
         fields = GGUFReader(path).fields
     except (ValueError, IndexError, KeyError, OSError, TypeError) as error:

@@ -78,7 +78,10 @@ def train(
             trainer = build_trainer(run, tokenizer, mesh)
             ranks = mesh.data_ranks
             dataloader = PackedDataLoader(
-                corpus.split("train"), run.settings.dataloader, rank=ranks.rank, world=ranks.size
+                corpus.split("train"),
+                run.settings.dataloader,
+                rank=ranks.rank,
+                world_size=ranks.size,
             )
             done = load_checkpoint(run, trainer, dataloader)
             journal.log_event(

@@ -99,7 +99,7 @@ def open_run_tokenizer(run: TrainingRun, log: LogCallback) -> Tokenizer:
         run.settings.corpus,
         run.folder / TOKENIZER,
         inherited=None if parent is None else latest_model(Path(parent)),
-        say=log,
+        log=log,
     )
 
 

@@ -47,6 +47,6 @@ STAGES: dict[str, StageSpec] = {
 
 
 def stage_spec(settings: TrainSettings) -> StageSpec:
-    """The stage of these settings, with a frozen indexer if they ask for it."""
+    """The stage of these settings, with a frozen indexer if they request it."""
     stage = STAGES[settings.stage]
     return replace(stage, indexer=False, frozen=INDEXERS) if settings.freeze_indexer else stage

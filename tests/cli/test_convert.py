@@ -193,7 +193,7 @@ def test_the_source_is_never_overwritten(folder, tmp_path):
     ("source", "target", "options", "named"),
     [
         ("nowhere", "new", (), "nowhere: neither a checkpoint folder nor a .gguf file"),
-        ("nowhere.gguf", "new", (), "nowhere.gguf: no such file"),
+        ("nowhere.gguf", "new", (), "nowhere.gguf: file not found"),
         ("nano", "full", (), "full: already exists; convert writes a new folder"),
         ("nano", "new", ("--max-shard-size", "5 apples"), "'5 apples' is not a size such as 5GB"),
     ],

@@ -42,7 +42,7 @@ _tasks = []
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
-    monkeypatch.setattr(event_loop, "_left", [])
+    monkeypatch.setattr(event_loop, "_abandoned", [])
 
 
 def begin(work, **more):

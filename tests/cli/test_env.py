@@ -47,7 +47,7 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
     [
         (["show", "termial"], "error: environment 'termial' not found; it must be one of "),
         (["show", "terminal", "--set", "levls=[1]"], "error: environment 'terminal': "),
-        (["show", "harbor", "--set", 'path="/nowhere"'], "error: /nowhere: directory not found"),
+        (["show", "harbor", "--set", 'path="/nowhere"'], "error: /nowhere: folder not found"),
         (
             ["try", "terminal", "--base-url", "http://127.0.0.1:1"],
             "error: --base-url needs --model",

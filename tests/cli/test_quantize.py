@@ -187,7 +187,7 @@ def test_skills_are_measured_on_both_sides_task_by_task(run, tmp_path):
     found = quantize(latest_model(run), tmp_path / "out", *words)
     assert found.exit_code == 0, found.output
     assert "nano-chain, 3 tasks" in found.output
-    (skill,) = json.loads((tmp_path / "out" / "quantization.json").read_text())["worlds"]
+    (skill,) = json.loads((tmp_path / "out" / "quantization.json").read_text())["envs"]
     assert skill["tasks"] == 3
     again = quantize(latest_model(run), tmp_path / "out", *words)  # as if stopped before the tasks
     assert again.exit_code == 0, again.output
@@ -215,7 +215,7 @@ def test_nearest_integers_need_no_text(run, tmp_path):
         (["--recipe", "w4a9"], "'w4a9' must be a file or one of w4a8, rtn, qat"),
         (["--set", "alpha=3"], "unknown setting 'alpha'"),
         ([], "pass text with --calibration-data"),
-        (["--calibration-data", "nowhere.jsonl"], "nowhere.jsonl: no such file or folder"),
+        (["--calibration-data", "nowhere.jsonl"], "nowhere.jsonl: file or folder not found"),
     ],
 )
 def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
@@ -320,7 +320,7 @@ def test_a_plan_stopped_behind_its_integers_goes_on(plan):
     assert story_of(plan).exit_code == 0
     events = plan.parent / "run" / "events.jsonl"
     lines = [json.loads(line) for line in events.read_text().splitlines()]
-    done = ("small", "stage_done")
+    done = ("small", "stage_finished")
     end = next(i for i, e in enumerate(lines) if (e.get("stage"), e["kind"]) == done)
     events.write_text("".join(json.dumps(line) + "\n" for line in lines[:end]))
     assert list(finished_stages(plan.parent / "run")) == ["first"]

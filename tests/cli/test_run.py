@@ -225,7 +225,9 @@ def test_killed_at_random_moments_it_ends_in_the_same_place(plan, tmp_path):
         [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
         for out in (tmp_path / "calm", stormy)
     ]
-    calm, after = ({e["stage"]: e["score"] for e in s if e["kind"] == "skill"} for s in scores)
+    calm, after = (
+        {e["stage"]: e["score"] for e in s if e["kind"] == "suite_result"} for s in scores
+    )
     assert calm == after
 
 

@@ -141,13 +141,13 @@ def test_a_neighbour_is_found_wherever_it_is(values, problem):
         ({"stages": [{}]}, "missing setting 'stages[0].tokens'"),
         (
             {"optim": {"warmup_steps": 200}},
-            "'optim' is refused: warmup_steps is more than steps",
+            "'optim' is invalid: warmup_steps is more than steps",
         ),
         (
             {"mixture": {"kind": "odd"}},
             "'mixture' must be a table whose 'kind' is one of 'uniform', 'weighted', not 'odd'",
         ),
-        ({"mixture": {}}, "'mixture' must be a table that says its 'kind'"),
+        ({"mixture": {}}, "'mixture' must be a table with the key 'kind'"),
     ],
 )
 def test_a_wrong_value_is_told_with_what_is_allowed(values, problem):
@@ -173,7 +173,7 @@ def test_a_whole_recipe_can_be_refused():
         def check(self) -> "Picky":
             raise ValueError("a and b disagree")
 
-    with pytest.raises(ConfigError, match=r"^the recipe is refused: a and b disagree$"):
+    with pytest.raises(ConfigError, match=r"^the recipe is invalid: a and b disagree$"):
         resolve(Picky, Recipe({"a": 1}, {}))
 
 

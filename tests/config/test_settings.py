@@ -43,5 +43,5 @@ def test_a_setting_that_may_be_none_must_default_to_none(default):
 
 @pytest.mark.parametrize("kind", [dict[str, int | None], tuple[int | None, ...] | None])
 def test_a_none_inside_a_list_or_table_is_refused(kind):
-    with pytest.raises(TypeError, match=r"Odd\.sizes may hold a None"):
+    with pytest.raises(TypeError, match=r"Odd\.sizes may contain None"):
         type("Odd", (BaseSettings,), {"__annotations__": {"sizes": kind}, "sizes": None})

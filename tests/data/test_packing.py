@@ -122,7 +122,7 @@ def test_rows_hold_whole_documents_or_their_beginnings(lengths):
 @given(LENGTHS, st.integers(1, 8))
 def test_ranks_share_the_rows_and_the_work(lengths, world):
     batch = [[DocumentSpan("a", i, 0, length)] for i, length in enumerate(lengths)]
-    shares = [shard_rows(batch, rank=rank, world=world) for rank in range(world)]
+    shares = [shard_rows(batch, rank=rank, world_size=world) for rank in range(world)]
     assert sorted(row[0].document for rows in shares for row in rows) == list(range(len(batch)))
     loads = [sum(len(row[0]) for row in rows) for rows in shares]
     assert max(loads) - min(loads) <= max(lengths)

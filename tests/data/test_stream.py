@@ -30,7 +30,7 @@ def stream(documents, mode, *, seed=0, rank=0, world=1, **other):
     made = DataLoaderSettings(
         packing=mode, seq_len=64, batch_tokens=256, mixture=mixture, seed=seed, **other
     )
-    return PackedDataLoader(documents, made, rank=rank, world=world)
+    return PackedDataLoader(documents, made, rank=rank, world_size=world)
 
 
 def said(batch):

@@ -5,7 +5,7 @@ from paddock.envs.reasoning_gym import ReasoningGymSettings
 from paddock.envs.worker_pool import can_isolate
 from tests.envs.soundness import check_sound, check_tasks, outcomes, pass_rate, rewards, says
 
-pytest.importorskip("reasoning_gym", reason="pip install 'paddock[worlds]'")
+pytest.importorskip("reasoning_gym", reason="pip install 'paddock[envs]'")
 OPEN = {"allow_unisolated": not can_isolate()}
 
 

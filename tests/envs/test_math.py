@@ -161,7 +161,7 @@ def test_a_wrong_row_is_named(tmp_path, row, said):
 
 @pytest.fixture(scope="module")
 def algebra():
-    pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
+    pytest.importorskip("math_verify", reason="pip install 'paddock[envs]'")
     check = make_math_verifier(seconds=5)
 
     def equal(said, right):
@@ -204,7 +204,7 @@ EXPLODING = (
 
 
 def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
-    pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
+    pytest.importorskip("math_verify", reason="pip install 'paddock[envs]'")
     world = make("math-file", {"train_file": write(tmp_path / "a", ROW), "verifier_timeout_s": 0.5})
     players = iter([says(f"\\boxed{{{said}}}") for said in (*EXPLODING, "x^2+2x+1")])
     tasks = [world.task(0)] * (len(EXPLODING) + 1)
@@ -214,7 +214,7 @@ def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
 
 
 def test_a_right_answer_that_cannot_be_evaluated_is_the_graders_failure(tmp_path):
-    pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
+    pytest.importorskip("math_verify", reason="pip install 'paddock[envs]'")
     row = {"problem": "?", "answer": "\\sum_{n=1}^{10^{9}} n^{n}"}
     world = make("math-file", {"train_file": write(tmp_path / "a", row), "verifier_timeout_s": 0.5})
     hung, fine = (

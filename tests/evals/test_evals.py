@@ -130,13 +130,13 @@ def test_what_the_model_broke_off_counts_and_what_the_world_broke_does_not():
     found = compute_metrics(groups)
     assert found.mean_reward == pytest.approx(2 / 3)
     assert (found.num_tasks, found.num_rollouts) == (3, 3)
-    assert found.failures == {"world in respond": 1, "grader in grade": 1}
+    assert found.failures == {"environment at respond": 1, "grader at grade": 1}
     assert str(found) == "0.667 ± 0.333 (3 tasks, 2 not scored)"
 
 
 def test_a_broken_world_has_no_score():
     with pytest.raises(
-        EvalError, match=r"only 1 rollouts .*: 2 x world in respond \(the disk is full\)"
+        EvalError, match=r"only 1 rollouts .*: 2 x environment at respond \(the disk is full\)"
     ):
         compute_metrics([[won(1.0)], [lost("world")], [lost("world")]])
     with pytest.raises(EvalError, match="there are none"):

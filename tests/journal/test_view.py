@@ -103,7 +103,7 @@ def test_a_view_cannot_write(tmp_path):
 
 
 def test_what_is_no_ledger_is_said(tmp_path):
-    with pytest.raises(LedgerError, match="no such ledger"):
+    with pytest.raises(LedgerError, match="ledger not found"):
         LedgerView(tmp_path / "ledger.sqlite")
     (tmp_path / "ledger.sqlite").write_bytes(b"not a database, but long enough to look" * 90)
     with pytest.raises(LedgerError, match="not a database"):

@@ -25,7 +25,7 @@ def test_every_key_can_be_listed_unless_there_are_too_many(monkeypatch):
     found = fused.mla_decode(query, row, spans, scale=0.4, value=4)
     torch.testing.assert_close(found, expected)
     assert fused.lists(spans)
-    monkeypatch.setattr(fused, "MOST_LISTED", 6 * 9 - 1)
+    monkeypatch.setattr(fused, "MAX_LISTED_KEYS", 6 * 9 - 1)
     assert not fused.lists(spans)
     assert not fused.lists(())
 

@@ -89,7 +89,7 @@ def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
         "tasks.vault.attempt_timeout_s=1",
         "tasks.vault.max_consecutive_failed=1",
     ]
-    with pytest.raises(RunAbortedError, match=r"1 consecutive groups failed.* time at attempt"):
+    with pytest.raises(RunAbortedError, match=r"1 consecutive groups failed.* timeout at attempt"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with pytest.raises(ProcessLookupError):
         os.kill(stopping.pid, 0)

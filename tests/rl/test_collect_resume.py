@@ -178,7 +178,7 @@ def test_the_trainer_can_be_run_again_from_the_ledger_alone(tmp_path):
 
 
 def test_a_replay_of_nothing_is_refused(tmp_path):
-    with pytest.raises(LedgerError, match="no such ledger"):
+    with pytest.raises(LedgerError, match="ledger not found"):
         LedgerBatchSource(tmp_path / "ledger.sqlite")
     assert not list(tmp_path.iterdir())
 

@@ -13,7 +13,7 @@ from paddock.dashboard.rollouts import RolloutQuery, rollout_overview
 from paddock.journal import UNUSED_REASON, Journal, Ledger, LedgerView
 from paddock.launch.engines import open_model_folder
 from paddock.launch.rollout_engines import open_engines, paused
-from paddock.launch.rollouts import LEDGER_FILE, _works
+from paddock.launch.rollouts import LEDGER_FILE, _task_specs
 from paddock.rl.group_filter import GroupFilter
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.trainer import policy_samples
@@ -46,7 +46,7 @@ async def by_hand(settings, folder, updates):
     async with open_engines(settings, model) as sampling:
         waves = RequestBarrier(partial(paused, sampling.engines[0]))
         generate = DeterministicClient(sampling.generate, waves)
-        work = _works(settings, model, generate, sampling, GroupFilter(settings))["vault"]
+        work = _task_specs(settings, model, generate, sampling, GroupFilter(settings))["vault"]
         size = settings.rollout.groups_per_batch
         for update in range(updates):
             which = range(update * size, (update + 1) * size)

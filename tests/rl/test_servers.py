@@ -58,10 +58,10 @@ def test_a_server_may_teach(start, tmp_path):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://127.0.0.1:9", "http://127.0.0.1:9 does not answer"),
-        ("127.0.0.1:8000", "'127.0.0.1:8000' is no address, such as http://"),
-        ("http://", "is no address"),
-        ("http://127.0.0.1:99999", "is no address"),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9 does not respond"),
+        ("127.0.0.1:8000", "'127.0.0.1:8000' is not a URL such as http://"),
+        ("http://", "is not a URL"),
+        ("http://127.0.0.1:99999", "is not a URL"),
     ],
 )
 def test_a_server_that_is_not_there_is_named_before_anything_is_rolled_out(

@@ -13,7 +13,7 @@ from paddock.cli.rl import run_rl
 from paddock.engine import EngineStats
 from paddock.engine.stats import CumulativeStats
 from paddock.journal import LedgerView, follow
-from paddock.launch.engine_stats import ROWS, EngineStatLogger
+from paddock.launch.engine_stats import MAX_ROWS, EngineStatLogger
 from paddock.launch.inspect_network import MIN_TOKENS, inspect_network
 from paddock.launch.rollouts import LEDGER_FILE, with_timing_row
 from paddock.model import AttentionMetadata, AuxRequest
@@ -168,7 +168,7 @@ def test_a_week_of_looks_every_second_is_a_small_file():
         now[0] = float(second)
         gauge.log_stats([stats()])
     assert len([moment for moment in told if moment < 600]) == 600
-    assert len(told) < 8 * ROWS
+    assert len(told) < 8 * MAX_ROWS
 
 
 def test_what_is_written_of_a_network_is_what_its_layers_chose():

@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_chat_is_refused(folder, tmp_path, verb):
         assert done.exit_code == 1
         return done.output
 
-    assert "no such folder" in said(str(tmp_path / "nowhere"))
+    assert "folder not found" in said(str(tmp_path / "nowhere"))
     assert "tokenizer not found" in said(without(folder, tmp_path / "a", "tokenizer*"))
     bare = Path(without(folder, tmp_path / "b", "chat_template*"))
     rules = (bare / "tokenizer.json").read_text()

@@ -205,6 +205,6 @@ def test_what_is_unknown_or_missing_is_named(tmp_path, said, complaint):
 
 def test_what_is_no_gguf_is_refused(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF or not")
-    for name, complaint in {"m.gguf": "not a GGUF file", "n.gguf": "no such file"}.items():
+    for name, complaint in {"m.gguf": "not a GGUF file", "n.gguf": "file not found"}.items():
         with pytest.raises(GgufError, match=f"{name}: .*{complaint}"):
             tokenizer_from_gguf(tmp_path / name)

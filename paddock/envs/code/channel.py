@@ -51,11 +51,11 @@ class JsonLinesChannel:
         except SandboxError as error:
             raise SandboxLost(str(error)) from error
         except (ValueError, RecursionError):
-            raise ChannelError("it said what cannot be read") from None
+            raise ChannelError("invalid reply") from None
         finally:
             self._seconds_left -= time.monotonic() - started
         if not isinstance(reply, dict):
-            raise ChannelError("it said what cannot be read")
+            raise ChannelError("invalid reply")
         return reply
 
     async def _read_line(self, process: SandboxProcess) -> bytes:
@@ -65,7 +65,7 @@ class JsonLinesChannel:
                 raise ChannelError("the program ended before its tests did")
             self._bytes_left -= len(more)
             if self._bytes_left < 0:
-                raise ChannelError(f"it said more than {MAX_REPLY_BYTES} bytes")
+                raise ChannelError(f"reply larger than {MAX_REPLY_BYTES} bytes")
             self._buffer += more
         line, _, self._buffer = self._buffer.partition(b"\n")
         return bytes(line)

@@ -138,17 +138,17 @@ async def _run_cases(
     results: UnitTestResults,
 ) -> None:
     for arguments, expected in cases:
-        function, keywords = {"name": entry}, encode({}, _refuse)
-        call = ["call", function, encode(arguments, _refuse), keywords]
+        function, keywords = {"name": entry}, encode({}, _reject_object)
+        call = ["call", function, encode(arguments, _reject_object), keywords]
         reply = await solution.request({"do": call})
         # Encoded values are compared: same type and same value, without the program's __eq__.
-        if "value" in reply and reply["value"] == encode(expected, _refuse):
+        if "value" in reply and reply["value"] == encode(expected, _reject_object):
             results.passed += 1
         elif not results.error:
             results.error = str(reply.get("text") or "another result was expected")
 
 
-def _refuse(value: Any) -> Any:
+def _reject_object(value: Any) -> Any:
     raise TypeError(f"arguments and results must be plain data, got {value!r:.80}")
 
 

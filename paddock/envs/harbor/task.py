@@ -94,7 +94,7 @@ def is_task_folder(folder: Path) -> bool:
 def find_task_folders(folder: Path) -> list[Path]:
     """The folder itself if it is a task, else the tasks in it by name. Raises TaskError if none."""
     if not folder.is_dir():
-        raise TaskError(f"{folder}: directory not found")
+        raise TaskError(f"{folder}: folder not found")
     if is_task_folder(folder):
         return [folder]
     found = sorted(child for child in folder.iterdir() if child.is_dir() and is_task_folder(child))

@@ -23,7 +23,7 @@ _MAX_CHARS = 2000  # longer answers are not compared
 def make_math_verifier(*, count: int = 1, seconds: float = 10.0) -> AnswerVerifier:
     """A symbolic verifier: \\frac{1}{2} equals 0.5, (x+1)^2 equals x^2+2x+1, {1,2} equals {2,1}."""
     if not find_spec("math_verify"):
-        raise EnvError("math-verify is not installed: pip install 'paddock[worlds]'")
+        raise EnvError("math-verify is not installed: pip install 'paddock[envs]'")
     here = "paddock.envs.math.verifier"
     workers = shared_pool(f"{here}:answers_equal", count=count, preload=f"{here}:warm_up")
 

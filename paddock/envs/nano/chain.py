@@ -56,8 +56,8 @@ class NanoChainTaskset:
 
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
-        ask = Message(role="user", content=self.chain_of(name).question)
-        return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
+        question = Message(role="user", content=self.chain_of(name).question)
+        return Task(id=name, env=NAME, messages=(question,), budget=LIMITS)
 
     def make_env(self, task: Task) -> "NanoChainEnv":
         return NanoChainEnv(task, self.chain_of(task.id).answer)

@@ -117,8 +117,8 @@ class NanoRulesTaskset:
 
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
-        ask = Message(role="user", content=build_question(*self.noun_and_rules(name)))
-        return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
+        question = Message(role="user", content=build_question(*self.noun_and_rules(name)))
+        return Task(id=name, env=NAME, messages=(question,), budget=LIMITS)
 
     def make_env(self, task: Task) -> "NanoRulesEnv":
         noun, rules = self.noun_and_rules(task.id)

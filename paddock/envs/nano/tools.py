@@ -97,8 +97,8 @@ class NanoToolsTaskset:
 
     def task(self, index: int, split: Split = "train") -> Task:
         name = f"{NAME}/{split}/{index}"
-        ask = Message(role="user", content=self.lookup_task(name).question)
-        return Task(id=name, env=NAME, messages=(ask,), budget=LIMITS)
+        question = Message(role="user", content=self.lookup_task(name).question)
+        return Task(id=name, env=NAME, messages=(question,), budget=LIMITS)
 
     def make_env(self, task: Task) -> "NanoToolsEnv":
         return NanoToolsEnv(task, self.lookup_task(task.id))

@@ -16,14 +16,14 @@ from torch.autograd.function import once_differentiable
 from paddock.kernels.dispatch import can_use_kernel
 from paddock.kernels.spans import Span
 
-# PyTorch plans a launch for every new count and length of documents, which takes longer than the
-# launch; up to so many different lengths it is worth it.
+# PyTorch prepares a launch for every new number and length of documents, which takes longer than
+# the launch itself. It is still faster up to this many different lengths.
 LENGTHS = 2
-TILE = 128  # queries and keys that share an entry in the lists of what is kept
+TILE = 128  # queries and keys per tile of the block mask
 
 
 class LaunchConfig(NamedTuple):
-    """How a kernel is cut and launched."""
+    """Block sizes and launch options of a kernel."""
 
     queries: int
     keys: int
@@ -33,8 +33,8 @@ class LaunchConfig(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionLaunchConfigs:
-    """The launches of one head width, cut so that little spills and products overlap
-    (tests/kernels/test_dense_attention_compiled.py). Under a mask two stages look up the list.
+    """Launches for one head width: block sizes with few register spills and overlapping products
+    (tests/kernels/test_dense_attention_compiled.py). With a mask, two stages read the tile list.
     """
 
     forward: LaunchConfig
@@ -67,26 +67,26 @@ CAUSAL_LAUNCHES = {
 
 
 def plan_for(width: int, *, masked: bool) -> AttentionLaunchConfigs:
-    """The launches for heads of this width, of the wider of queries and values."""
+    """Launches for this head width, the maximum over queries and values."""
     plans = MASKED_LAUNCHES if masked else CAUSAL_LAUNCHES
-    return next(plan for most, plan in plans.items() if width <= most)
+    return next(plan for max_width, plan in plans.items() if width <= max_width)
 
 
 def suits(
     name: str, query_THD: Tensor, key_SGD: Tensor, value_SGV: Tensor, spans: Sequence[Span]
 ) -> bool:
-    """Half precision on a GPU, whole documents that lie one after the other."""
+    """Whether the kernel applies: half precision on a GPU, whole documents, packed contiguously."""
     return (
         can_use_kernel(name, query_THD, key_SGD, value_SGV)
         and query_THD.dtype == key_SGD.dtype == value_SGV.dtype
         and len(query_THD) > 0
         and max(query_THD.shape[-1], value_SGV.shape[-1]) <= max(MASKED_LAUNCHES)
-        and _one_after_the_other(tuple(spans), len(query_THD), len(key_SGD))
+        and _is_packed(tuple(spans), len(query_THD), len(key_SGD))
     )
 
 
 @lru_cache(maxsize=16)
-def _one_after_the_other(spans: tuple[Span, ...], queries: int, keys: int) -> bool:
+def _is_packed(spans: tuple[Span, ...], queries: int, keys: int) -> bool:
     start = 0
     for span in spans:
         if span.past or span.query != start or span.key != start:
@@ -109,13 +109,17 @@ def attention(
     if groups > 1:
         key_SGD = key_SGD.repeat_interleave(groups, dim=1)
         value_SGV = value_SGV.repeat_interleave(groups, dim=1)
-    heads = (_rows_apart(query_THD), _rows_apart(key_SGD), _rows_apart(value_SGV))
+    heads = (
+        _with_contiguous_heads(query_THD),
+        _with_contiguous_heads(key_SGD),
+        _with_contiguous_heads(value_SGV),
+    )
     kept = None if index_TK is None else KeyBlockMask.of(index_TK, tuple(spans))
     return _Attention.apply(*heads, kept, _Frame(tuple(spans), scale))  # type: ignore[no-any-return]
 
 
-def _rows_apart(x: Tensor) -> Tensor:
-    """Kernels step over rows and heads as they lie, but want each head's numbers side by side."""
+def _with_contiguous_heads(x: Tensor) -> Tensor:
+    """Kernels take any row and head strides, but need a contiguous last dim."""
     return x if x.stride(-1) == 1 and x.stride(0) > 0 and x.stride(1) > 0 else x.contiguous()
 
 
@@ -123,9 +127,9 @@ def _rows_apart(x: Tensor) -> Tensor:
 def table_of(
     spans: tuple[Span, ...], block: int, device: torch.device, longest_first: str = ""
 ) -> Tensor:
-    """[blocks, 5] int32: the document of each block, where in it the block begins, and its
-    document's first tile. Blocks with the most work first, where the work of queries grows
-    ("queries") or shrinks ("keys") along a document; in order of the tiles by default.
+    """[blocks, 5] int32: document of each block (query, key, keys), start of the block in it, and
+    first tile of the document. With `longest_first`, blocks with the most work come first: work
+    grows ("queries") or shrinks ("keys") along a document. By default in the order of tiles.
     """
     rows, tile = [], 0
     for span in spans:
@@ -141,11 +145,11 @@ def table_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyBlockMask:
-    """Which keys each query keeps, as bits, and which tiles have any."""
+    """Bit mask of the keys selected by each query, and which tiles have any."""
 
     words_TW: Tensor
     flags: Tensor  # [tiles, tiles of the longest document]
-    lists: Tensor  # of each tile of queries, the tiles of keys with a bit
+    lists: Tensor  # key tiles with a bit, for each query tile
     counts: Tensor
 
     @classmethod
@@ -161,15 +165,15 @@ class KeyBlockMask:
         W, listed = words_TW.shape[1], -(-longest // TILE)
         kernels.keep[(len(tiles), TILE)](
             index_TK, words_TW, tiles, index_TK.stride(0), W, K,
-            BK=_power(K), BW=min(_power(W), 1024), num_warps=4,
+            BK=_next_power_of_2(K), BW=min(_next_power_of_2(W), 1024), num_warps=4,
         )  # fmt: skip
         flags = words_TW.new_zeros(len(tiles), listed)
         grid = (len(tiles), listed)
         kernels.turn[grid](words_TW, words_TW, flags, tiles, W, listed, TURN=False)
-        return cls(words_TW, flags, *_named(flags, tiles, by_keys=False))
+        return cls(words_TW, flags, *_list_tiles(flags, tiles, by_keys=False))
 
     def turned(self, spans: tuple[Span, ...]) -> "KeyBlockMask":
-        """The same from the keys' side: which queries keep each key."""
+        """The transposed mask: which queries select each key."""
         from . import triton as kernels
 
         tiles = table_of(spans, TILE, self.words_TW.device)
@@ -177,27 +181,27 @@ class KeyBlockMask:
         W, listed = words_SW.shape[1], self.flags.shape[1]
         grid = (len(tiles), listed)
         kernels.turn[grid](self.words_TW, words_SW, self.flags, tiles, W, listed, TURN=True)
-        return KeyBlockMask(words_SW, self.flags, *_named(self.flags, tiles, by_keys=True))
+        return KeyBlockMask(words_SW, self.flags, *_list_tiles(self.flags, tiles, by_keys=True))
 
 
-def _named(flags: Tensor, tiles: Tensor, *, by_keys: bool) -> tuple[Tensor, Tensor]:
+def _list_tiles(flags: Tensor, tiles: Tensor, *, by_keys: bool) -> tuple[Tensor, Tensor]:
     from . import triton as kernels
 
     lists, counts = torch.empty_like(flags), flags.new_empty(len(flags))
     listed = flags.shape[1]
     kernels.name[(len(tiles),)](
-        flags, lists, counts, tiles, listed, BY_KEYS=by_keys, BL=_power(listed)
+        flags, lists, counts, tiles, listed, BY_KEYS=by_keys, BL=_next_power_of_2(listed)
     )
     return lists, counts
 
 
-def _power(count: int) -> int:
-    """The power of two that holds so many."""
+def _next_power_of_2(count: int) -> int:
+    """The next power of two."""
     return 1 << max(0, count - 1).bit_length()
 
 
 class _Frame(NamedTuple):
-    """What is not a tensor."""
+    """Arguments that are not tensors."""
 
     spans: tuple[Span, ...]
     scale: float
@@ -236,14 +240,14 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_THV: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out_THV, lse_HS, *masks = ctx.saved_tensors
         kept = KeyBlockMask(*masks) if masks else None
-        grad_THV = _rows_apart(grad_THV)
+        grad_THV = _with_contiguous_heads(grad_THV)
         spans, scale = ctx.frame
         delta_HS = _delta(out_THV, grad_THV, spans, lse_HS)
-        sides = _Backward(q, k, v, grad_THV, lse_HS, delta_HS, spans, scale)
-        dq_THD = sides.queries(kept) if ctx.needs_input_grad[0] else None
+        inputs = _Backward(q, k, v, grad_THV, lse_HS, delta_HS, spans, scale)
+        dq_THD = inputs.queries(kept) if ctx.needs_input_grad[0] else None
         dk_SHD, dv_SHV = None, None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dk_SHD, dv_SHV = sides.keys(None if kept is None else kept.turned(spans))
+            dk_SHD, dv_SHV = inputs.keys(None if kept is None else kept.turned(spans))
         return dq_THD, dk_SHD, dv_SHV, None, None
 
 
@@ -260,7 +264,7 @@ def _delta(out_THV: Tensor, grad_THV: Tensor, spans: tuple[Span, ...], lse_HS: T
 
 
 class _Backward(NamedTuple):
-    """What both backward kernels read."""
+    """Inputs of both backward kernels."""
 
     q: Tensor
     k: Tensor
@@ -290,7 +294,7 @@ class _Backward(NamedTuple):
         return dq_THD
 
     def keys(self, kept: KeyBlockMask | None) -> tuple[Tensor, Tensor]:
-        """`kept` from the keys' side."""
+        """`kept` is the transposed mask."""
         from . import triton as kernels
 
         q, k, v, grad_THV, lse_HS, delta_HS, spans, scale = self
@@ -316,7 +320,7 @@ def _sizes(kept: KeyBlockMask | None) -> tuple[int, int]:
 
 
 def _strides(*tensors: Tensor) -> list[int]:
-    """Of rows and of heads."""
+    """Strides of rows and heads."""
     return [stride for x in tensors for stride in x.stride()[:2]]
 
 
@@ -336,5 +340,5 @@ def _shape(q: Tensor, v: Tensor, kept: KeyBlockMask | None, blocks: LaunchConfig
 
 
 def _width(dim: int) -> int:
-    """Columns of a block that holds `dim`; products want at least 16."""
-    return max(16, _power(dim))
+    """Columns of a block that holds `dim`; tensor cores need at least 16."""
+    return max(16, _next_power_of_2(dim))

@@ -1,7 +1,7 @@
 """Reference of causal attention, on top of scaled_dot_product_attention.
 
 T queries, S keys, H heads, G key heads, D query/key dim, V value dim; N queries and M keys of one
-span or of all whole ones; B spans batched together, padded to L places each, P places in all.
+span or of all whole ones; B spans in one padded batch of L slots each, P slots in all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,10 @@ def dense_attention(
         ready = iter(out_NHV.split([span.queries for span in whole]))
         known = set(whole)
         out_NHV = torch.cat(
-            [next(ready) if s in known else _continued(heads, s, scale, window) for s in spans]
+            [
+                next(ready) if s in known else _with_cached_keys(heads, s, scale, window)
+                for s in spans
+            ]
         )
     return out_NHV[..., : value_SGV.shape[-1]]
 
@@ -61,7 +64,7 @@ def topk_masked_attention(
 class _Heads(NamedTuple):
     """Queries, keys and values with as many heads and as wide heads as each other.
 
-    The fused kernels want one head width; zeros change neither the scores nor the columns kept.
+    The fused kernels need one head width; zeros change neither the scores nor the value columns.
     """
 
     query_THD: Tensor
@@ -82,30 +85,30 @@ def _widen(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
-class _Places(NamedTuple):
-    """Where documents stand once they are padded to batches, longest first."""
+class _PaddedLayout(NamedTuple):
+    """Layout of documents padded to batches, longest first."""
 
-    shapes: list[tuple[int, int]]  # of each batch: B documents of L places
-    query_P: Tensor  # the row at each place; past a document's end its last one
+    shapes: list[tuple[int, int]]  # of each batch: B documents of L slots
+    query_P: Tensor  # row of each slot; past the end of a document its last row
     key_P: Tensor
-    query_N: Tensor  # the rows themselves, in the order of the spans,
+    query_N: Tensor  # rows in the order of the spans,
     key_N: Tensor
-    place_N: Tensor  # and the place of each
+    slot_N: Tensor  # and the slot of each
 
     @classmethod
-    def of(cls, spans: Sequence[Span], device: torch.device) -> "_Places":
+    def of(cls, spans: Sequence[Span], device: torch.device) -> "_PaddedLayout":
         batches = list(_batches(spans))
         order = np.array([i for batch in batches for i in batch])
         shapes = [(len(batch), spans[batch[0]].keys) for batch in batches]
-        room = np.repeat([L for _, L in shapes], [B for B, _ in shapes])
+        padded_len = np.repeat([L for _, L in shapes], [B for B, _ in shapes])
         size, query, key = np.array([(s.keys, s.query, s.key) for s in spans]).T
-        within_P = np.minimum(_counted(room), np.repeat(size[order] - 1, room))
-        start = np.empty_like(room)
-        start[order] = np.cumsum(room) - room
-        within_N = _counted(size)
+        within_P = np.minimum(_segment_arange(padded_len), np.repeat(size[order] - 1, padded_len))
+        start = np.empty_like(padded_len)
+        start[order] = np.cumsum(padded_len) - padded_len
+        within_N = _segment_arange(size)
         found = (
-            within_P + np.repeat(query[order], room),
-            within_P + np.repeat(key[order], room),
+            within_P + np.repeat(query[order], padded_len),
+            within_P + np.repeat(key[order], padded_len),
             within_N + np.repeat(query, size),
             within_N + np.repeat(key, size),
             within_N + np.repeat(start, size),
@@ -113,16 +116,16 @@ class _Places(NamedTuple):
         return cls(shapes, *(torch.from_numpy(x).to(device) for x in found))
 
 
-def _counted(sizes: np.ndarray) -> np.ndarray:
+def _segment_arange(sizes: np.ndarray) -> np.ndarray:
     """
-    >>> _counted(np.array([3, 1, 2])).tolist()
+    >>> _segment_arange(np.array([3, 1, 2])).tolist()
     [0, 1, 2, 0, 0, 1]
     """
     return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 def _batches(spans: Sequence[Span]) -> Iterator[list[int]]:
-    """Indices of spans without a past, grouped so that padding wastes little."""
+    """Indices of spans without cached keys, grouped so that little is padded."""
     batch: list[int] = []
     for i in sorted(range(len(spans)), key=lambda i: -spans[i].keys):
         if batch and spans[i].keys < SHORTEST_OF_LONGEST * spans[batch[0]].keys:
@@ -133,57 +136,57 @@ def _batches(spans: Sequence[Span]) -> Iterator[list[int]]:
 
 
 class _Pad(torch.autograd.Function):
-    """Rows to places. Each row has one place that counts: what repeats it gets no gradient."""
+    """Rows to padded slots. Slots that only repeat a row as padding get no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x_SHD: Tensor, row_P: Tensor, row_N: Tensor, place_N: Tensor) -> Tensor:
-        ctx.save_for_backward(row_N, place_N)
+    def forward(ctx: Any, x_SHD: Tensor, row_P: Tensor, row_N: Tensor, slot_N: Tensor) -> Tensor:
+        ctx.save_for_backward(row_N, slot_N)
         ctx.shape = x_SHD.shape
         return x_SHD.index_select(0, row_P)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_PHD: Tensor) -> tuple[Tensor, None, None, None]:
-        row_N, place_N = ctx.saved_tensors
+        row_N, slot_N = ctx.saved_tensors
         grad_SHD = grad_PHD.new_zeros(ctx.shape)
-        grad_SHD[row_N] = grad_PHD.index_select(0, place_N)
+        grad_SHD[row_N] = grad_PHD.index_select(0, slot_N)
         return grad_SHD, None, None, None
 
 
 class _Unpad(torch.autograd.Function):
-    """Places back to rows."""
+    """Slots back to rows."""
 
     @staticmethod
-    def forward(ctx: Any, x_PHD: Tensor, place_N: Tensor) -> Tensor:
-        ctx.save_for_backward(place_N)
+    def forward(ctx: Any, x_PHD: Tensor, slot_N: Tensor) -> Tensor:
+        ctx.save_for_backward(slot_N)
         ctx.shape = x_PHD.shape
-        return x_PHD.index_select(0, place_N)
+        return x_PHD.index_select(0, slot_N)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor, None]:
-        (place_N,) = ctx.saved_tensors
+        (slot_N,) = ctx.saved_tensors
         grad_PHD = grad_NHD.new_zeros(ctx.shape)
-        grad_PHD[place_N] = grad_NHD
+        grad_PHD[slot_N] = grad_NHD
         return grad_PHD, None
 
 
 def _whole(heads: _Heads, spans: Sequence[Span], index_TK: Tensor | None, scale: float) -> Tensor:
     """Whole documents, padded at the end, where the causal mask hides the padding."""
-    places = _Places.of(spans, heads.query_THD.device)
+    layout = _PaddedLayout.of(spans, heads.query_THD.device)
     if len(spans) == 1:
         padded = _slices(heads, spans[0])
     else:
         padded = (
-            _Pad.apply(heads.query_THD, places.query_P, places.query_N, places.place_N),
-            _Pad.apply(heads.key_SHD, places.key_P, places.key_N, places.place_N),
-            _Pad.apply(heads.value_SHD, places.key_P, places.key_N, places.place_N),
+            _Pad.apply(heads.query_THD, layout.query_P, layout.query_N, layout.slot_N),
+            _Pad.apply(heads.key_SHD, layout.key_P, layout.key_N, layout.slot_N),
+            _Pad.apply(heads.value_SHD, layout.key_P, layout.key_N, layout.slot_N),
         )
-    sizes = [B * L for B, L in places.shapes]
-    rows = zip(places.query_P.split(sizes), places.key_P.split(sizes), strict=True)
+    sizes = [B * L for B, L in layout.shapes]
+    rows = zip(layout.query_P.split(sizes), layout.key_P.split(sizes), strict=True)
     out = []
     for shape, (query_P, key_P), *qkv in zip(
-        places.shapes, rows, *(x.split(sizes) for x in padded), strict=True
+        layout.shapes, rows, *(x.split(sizes) for x in padded), strict=True
     ):
         q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in qkv)
         kept_PK = None if index_TK is None else index_TK[query_P]
@@ -195,7 +198,7 @@ def _whole(heads: _Heads, spans: Sequence[Span], index_TK: Tensor | None, scale:
             out_BHLD = torch.cat([*_under_masks(q, k, v, local_BLK, scale)], dim=2)
         out.append(out_BHLD.transpose(1, 2).flatten(0, 1))
     out_PHD = out[0] if len(out) == 1 else torch.cat(out)
-    return out_PHD if len(spans) == 1 else _Unpad.apply(out_PHD, places.place_N)
+    return out_PHD if len(spans) == 1 else _Unpad.apply(out_PHD, layout.slot_N)
 
 
 def _under_masks(
@@ -216,16 +219,16 @@ def _under_masks(
 
 
 def _kept_mask(local_BQK: Tensor, start: int, stop: int) -> Tensor:
-    """[B, 1, Q, stop]: the kept keys of queries start..stop, or all before one that names none."""
+    """[B, 1, Q, stop]: selected keys of queries start..stop; all earlier ones if none is."""
     B, Q, _ = local_BQK.shape
     spare_BQK = torch.where(local_BQK < 0, stop, local_BQK).long()
     kept = torch.zeros(B, Q, stop + 1, dtype=torch.bool, device=local_BQK.device)
     kept_BQS = kept.scatter_(2, spare_BQK, True)[:, :, :stop]
-    past_QS = torch.ones(Q, stop, dtype=torch.bool, device=local_BQK.device).tril(start)
-    return torch.where(local_BQK[:, :, :1] < 0, past_QS, kept_BQS).unsqueeze(1)
+    causal_QS = torch.ones(Q, stop, dtype=torch.bool, device=local_BQK.device).tril(start)
+    return torch.where(local_BQK[:, :, :1] < 0, causal_QS, kept_BQS).unsqueeze(1)
 
 
-def _continued(heads: _Heads, span: Span, scale: float, window: int | None) -> Tensor:
+def _with_cached_keys(heads: _Heads, span: Span, scale: float, window: int | None) -> Tensor:
     """Queries after cached keys or with a window: an explicit mask, in chunks."""
     query_NHD, key_MHD, value_MHD = _slices(heads, span)
     device = query_NHD.device
@@ -234,8 +237,10 @@ def _continued(heads: _Heads, span: Span, scale: float, window: int | None) -> T
         last = span.past + q.stop
         first = 0 if window is None else max(0, span.past + q.start - window + 1)
         position_Q1 = torch.arange(span.past + q.start, last, device=device).unsqueeze(1)
-        ahead_QM = position_Q1 - torch.arange(first, last, device=device)
-        visible_QM = ahead_QM >= 0 if window is None else (ahead_QM >= 0) & (ahead_QM < window)
+        distance_QM = position_Q1 - torch.arange(first, last, device=device)
+        visible_QM = (
+            distance_QM >= 0 if window is None else (distance_QM >= 0) & (distance_QM < window)
+        )
         out_HQV = F.scaled_dot_product_attention(
             query_NHD[q].transpose(0, 1).unsqueeze(0),
             key_MHD[first:last].transpose(0, 1).unsqueeze(0),

@@ -2,9 +2,9 @@
 
     expert_topk(score_TE, k) -> index_TK  int64
 
-The k best of each row by float32 score, ascending; of equal scores the lowest index wins; NaN loses
-to everything, and -0.0 ties with 0.0. `topk` has the same rule for many keys and is the reference;
-on a GPU rows of at most WIDEST scores use the `fused` kernel, which never syncs with the host.
+The k best of each row by float32 score, ascending; of equal scores the lowest index wins; NaN ranks
+last, and -0.0 ties with 0.0. `topk` has the same rule for many keys and is the reference;
+on a GPU rows of at most MAX_EXPERTS scores use the `fused` kernel, which never syncs with the host.
 """
 
 from torch import Tensor

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from paddock.kernels.dispatch import has_triton, is_enabled
 
-WIDEST = 1024
+MAX_EXPERTS = 1024
 BLOCK = 4096  # scores a program holds at once
 
 
@@ -17,7 +17,7 @@ def suits(score_TE: Tensor, k: int) -> bool:
         and score_TE.get_device() == torch.cuda.current_device()
         and has_triton()
         and T > 0
-        and 0 < k < E <= WIDEST
+        and 0 < k < E <= MAX_EXPERTS
     )
 
 

@@ -9,21 +9,21 @@ from paddock.kernels.workspace import scratch_bytes
 
 # One program sorts the rows by comparing each with all others. Beyond this its share of the time
 # grows with the square of the rows, while sorting for the grouped products hardly does.
-MOST_ROWS = 256
+MAX_ROWS = 256
 # Gathered weights / grouped GEMM on a CPU core: 35 / 224 us for 1 token of nano,
-# 330 / 623 for 16 (four rows an expert); 9 / 11 ms for 1 token of small, whose four experts no
+# 330 / 623 for 16 (four rows per expert); 9 / 11 ms for 1 token of small, whose four experts no
 # longer fit the scratch, and 83 / 38 ms for 4.
-CPU_ROWS_AN_EXPERT = 4
+CPU_ROWS_PER_EXPERT = 4
 
 
 def is_supported(x_TD: Tensor, expert_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> bool:
     """Whether the tokens are few enough and no gradients are needed."""
-    if torch.is_grad_enabled() or not 0 < expert_TK.numel() <= MOST_ROWS:
+    if torch.is_grad_enabled() or not 0 < expert_TK.numel() <= MAX_ROWS:
         return False
     if x_TD.device.type == "cpu":
         rows, stacks = expert_TK.numel(), (gate_up_EGD, down_EDF)
         row_bytes = sum(stack[0].numel() * stack.element_size() for stack in stacks)
-        few = rows <= CPU_ROWS_AN_EXPERT * len(gate_up_EGD)
+        few = rows <= CPU_ROWS_PER_EXPERT * len(gate_up_EGD)
         return few and rows * row_bytes <= scratch_bytes(x_TD.device)
     return can_use_kernel("fused_experts", x_TD, gate_up_EGD, down_EDF)
 
@@ -40,14 +40,14 @@ def fused_experts(
     work = kernels.plan(expert_TK.view(-1), E)
     inner_RF = x_TD.new_empty(T * K, F)
     kernels.gate_and_up(x_TD, gate_up_EGD, work, inner_RF, K)
-    answer_RD = x_TD.new_empty(T * K, D)
-    kernels.down(inner_RF, down_EDF, work, answer_RD)
-    # Rows stand in the order of tokens: no sorting back.
+    out_RD = x_TD.new_empty(T * K, D)
+    kernels.down(inner_RF, down_EDF, work, out_RD)
+    # Rows are in the order of tokens: no unpermute is needed.
     slot_TK = torch.arange(T * K, device=x_TD.device).view(T, K)
     y_TD = torch.empty_like(x_TD)
     width = 1 << (D - 1).bit_length()
     permute.add_up[(T,)](
-        answer_RD, weight_TK.contiguous(), slot_TK, y_TD, K=K, WEIGHTED=True, D=D, BD=width,
+        out_RD, weight_TK.contiguous(), slot_TK, y_TD, K=K, WEIGHTED=True, D=D, BD=width,
         num_warps=4 if width <= 2048 else 8,
     )  # fmt: skip
     return y_TD

@@ -19,6 +19,6 @@ def fused_experts(
     gate_up_RGD = gate_up_EGD.index_select(0, expert_R)
     both_RG1 = torch.bmm(gate_up_RGD, x_RD1.expand(T * K, -1, 1))
     inner_RF1 = swiglu(*both_RG1.chunk(2, dim=1))
-    answer_RD1 = torch.bmm(down_EDF.index_select(0, expert_R), inner_RF1)
+    out_RD1 = torch.bmm(down_EDF.index_select(0, expert_R), inner_RF1)
     weight_T1K = weight_TK.to(x_TD.dtype).unsqueeze(1)
-    return torch.bmm(weight_T1K, answer_RD1.view(T, K, -1)).squeeze(1)
+    return torch.bmm(weight_T1K, out_RD1.view(T, K, -1)).squeeze(1)

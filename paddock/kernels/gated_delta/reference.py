@@ -1,6 +1,6 @@
 """Recurrent and chunked forms of the gated delta rule.
 
-T tokens, H heads, K key dim, V value dim; T is cut in N chunks of C tokens.
+T tokens, H heads, K key dim, V value dim; T is split into N chunks of C tokens.
 """
 
 import torch
@@ -18,7 +18,7 @@ def recurrent_gated_delta_rule(
     beta_TH: Tensor,
     initial_state_HKV: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    state_HKV = _start(key_THK, value_THV, initial_state_HKV)
+    state_HKV = _initial_state(key_THK, value_THV, initial_state_HKV)
     operands = (query_THK, key_THK, value_THV, log_alpha_TH, beta_TH)
     query_THK, key_THK, wide_THV, log_alpha_TH, beta_TH = (x.to(state_HKV.dtype) for x in operands)
     out = []
@@ -49,11 +49,11 @@ def chunk_gated_delta_rule(  # noqa: PLR0913  the recurrence has six operands
     are one unit triangular system. Its solution is affine in S_0, so all chunks are solved at once
     and only the products with S_0 remain in the loop.
     """
-    state_HKV = _start(key_THK, value_THV, initial_state_HKV)
+    state_HKV = _initial_state(key_THK, value_THV, initial_state_HKV)
     T, chunk = len(key_THK), min(chunk, len(key_THK))
     operands = (query_THK, key_THK, value_THV, log_alpha_TH[..., None], beta_TH[..., None])
     query_NHCK, key_NHCK, value_NHCV, log_alpha_NHC1, beta_NHC1 = (
-        _cut(x.to(state_HKV.dtype), chunk) for x in operands
+        _to_chunks(x.to(state_HKV.dtype), chunk) for x in operands
     )
     g_NHC1 = log_alpha_NHC1.cumsum(dim=-2)
     decay_NHCC = _decay_between(g_NHC1)
@@ -80,17 +80,17 @@ def chunk_gated_delta_rule(  # noqa: PLR0913  the recurrence has six operands
     return out_THV.to(value_THV.dtype), state_HKV
 
 
-def _start(key_THK: Tensor, value_THV: Tensor, initial_state_HKV: Tensor | None) -> Tensor:
+def _initial_state(key_THK: Tensor, value_THV: Tensor, initial_state_HKV: Tensor | None) -> Tensor:
     dtype = opmath_dtype(value_THV.dtype)
     if initial_state_HKV is not None:
         return initial_state_HKV.to(dtype)
     return value_THV.new_zeros(*key_THK.shape[1:], value_THV.size(-1), dtype=dtype)
 
 
-def _cut(x_THX: Tensor, chunk: int) -> Tensor:
-    """[T, H, X] -> [N, H, C, X], filled up with zeros: beta = log alpha = 0 changes no state."""
-    missing = -len(x_THX) % chunk
-    return F.pad(x_THX, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, chunk)).transpose(1, 2)
+def _to_chunks(x_THX: Tensor, chunk: int) -> Tensor:
+    """[T, H, X] -> [N, H, C, X], zero-padded: beta = log alpha = 0 changes no state."""
+    padding = -len(x_THX) % chunk
+    return F.pad(x_THX, (0, 0, 0, 0, 0, padding)).unflatten(0, (-1, chunk)).transpose(1, 2)
 
 
 def _decay_between(g_NHC1: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from paddock.kernels.gqa_decode import fused, reference
 from paddock.kernels.spans import Span
 
 
-def gqa_paged_decode(  # noqa: PLR0913  keys and values apart
+def gqa_paged_decode(  # noqa: PLR0913  separate keys and values
     query_BQHD: Tensor,
     key_SGD: Tensor,
     value_SGV: Tensor,

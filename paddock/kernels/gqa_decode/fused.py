@@ -1,7 +1,7 @@
 """Dispatch of the grouped-query attention kernels.
 
-T queries, H heads, G key heads, D query/key dim, V value dim; of a batch B sequences, Q queries
-each, N = B * Q.
+T queries, H heads, G key heads, D query/key dim, V value dim; in a decode batch B sequences,
+Q queries each, N = B * Q.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from paddock.kernels.spans import Span
 
 from .tiles import plan
 
-WIDEST = 256
-MOST_SHARING = 16  # heads of a key head: the smallest tile holds one query of them
+MAX_HEAD_DIM = 256
+MAX_GROUP_SIZE = 16  # heads per key head: the smallest tile holds one query of them
 
 
 def suits(query: Tensor, key_SGD: Tensor, value_SGV: Tensor) -> bool:
@@ -26,8 +26,8 @@ def suits(query: Tensor, key_SGD: Tensor, value_SGV: Tensor) -> bool:
     return (
         can_use_kernel("gqa_decode", *heads)
         and query.dtype == key_SGD.dtype == value_SGV.dtype
-        and max(query.shape[-1], value_SGV.shape[-1]) <= WIDEST
-        and query.shape[-2] <= MOST_SHARING * key_SGD.shape[1]
+        and max(query.shape[-1], value_SGV.shape[-1]) <= MAX_HEAD_DIM
+        and query.shape[-2] <= MAX_GROUP_SIZE * key_SGD.shape[1]
         and key_SGD.stride(-1) == value_SGV.stride(-1) == 1
         and query.numel() > 0
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in heads))
@@ -35,11 +35,11 @@ def suits(query: Tensor, key_SGD: Tensor, value_SGV: Tensor) -> bool:
 
 
 def continues(spans: Sequence[Span], window: int | None) -> bool:
-    """Whether any span has cached keys or a window that cuts it."""
+    """Whether any span has cached keys or is longer than the window."""
     return any(s.keys > s.queries or (window is not None and s.keys > window) for s in spans)
 
 
-def gqa_paged_decode(  # noqa: PLR0913  keys and values apart
+def gqa_paged_decode(  # noqa: PLR0913  separate keys and values
     query_BQHD: Tensor,
     key_SGD: Tensor,
     value_SGV: Tensor,
@@ -67,16 +67,16 @@ def gqa_chunked_prefill(
     from .triton import Heads, read
 
     (_, H, _), G, V = query_THD.shape, key_SGD.shape[1], value_SGV.shape[-1]
-    work = plan(tuple(spans), H // G, G, window, query_THD.device)
+    schedule = plan(tuple(spans), H // G, G, window, query_THD.device)
     out_THV = query_THD.new_empty(sum(span.queries for span in spans), H, V)
-    if work.table is not None:
-        read(Heads(query_THD, key_SGD, value_SGV, scale, window), work, out_THV)
-    if work.whole:
-        documents = [span for _, span in work.whole]
-        ready_NHV = dense_attention(
+    if schedule.table is not None:
+        read(Heads(query_THD, key_SGD, value_SGV, scale, window), schedule, out_THV)
+    if schedule.whole:
+        documents = [span for _, span in schedule.whole]
+        whole_NHV = dense_attention(
             query_THD, key_SGD, value_SGV, documents, scale=scale, window=window
         )
-        pieces = ready_NHV.split([span.queries for span in documents])
-        for (out, span), piece in zip(work.whole, pieces, strict=True):
+        pieces = whole_NHV.split([span.queries for span in documents])
+        for (out, span), piece in zip(schedule.whole, pieces, strict=True):
             out_THV[out : out + span.queries] = piece
     return out_THV

@@ -1,7 +1,7 @@
 """Reference of paged GQA decode, on top of scaled_dot_product_attention.
 
 B sequences, Q queries each, H heads, G key heads, D query/key dim, V value dim, S KV slots,
-M keys at most.
+M maximum keys.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from paddock.kernels.block_table import BlockTable
 
 
-def gqa_paged_decode(  # noqa: PLR0913  keys and values apart
+def gqa_paged_decode(  # noqa: PLR0913  separate keys and values
     query_BQHD: Tensor,
     key_SGD: Tensor,
     value_SGV: Tensor,

@@ -1,4 +1,4 @@
-"""How a grouped product runs on a GPU: PyTorch's own kernel, which needs no counts on the host."""
+"""Grouped GEMM on a GPU: PyTorch's kernel, which needs no counts on the host."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from paddock.kernels.dispatch import is_enabled
 
 
 def suits(x_RD: Tensor, weight_EFD: Tensor) -> bool:
-    """bfloat16 on CUDA, rows of whole 16 bytes."""
+    """bfloat16 on CUDA, rows of a multiple of 16 bytes."""
     return (
         is_enabled("grouped_gemm")
         and x_RD.is_cuda

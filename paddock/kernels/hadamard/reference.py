@@ -18,7 +18,7 @@ def hadamard_inverse(x_XN: Tensor) -> Tensor:
 
 
 def hadamard_matrix(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """H itself, [n, n], for those who want to look at it or fold it into a weight."""
+    """H itself, [n, n], to inspect it or fold it into a weight."""
     P, S = _factors(n)
     matrix = _paley(P)
     for _ in range(S.bit_length() - 1):

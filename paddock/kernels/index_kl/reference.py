@@ -1,6 +1,6 @@
 """Reference of the indexer's KL loss.
 
-T queries, S keys, H heads of either side, D index dim, C row width, K kept, Q a chunk of T.
+T queries, S keys, H heads of either side, D index dim, C row width, K selected, Q a chunk of T.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,7 +45,7 @@ def index_kl_topk(index: IndexerInputs, attention: IndexerTarget, index_TK: Tens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """One chunk of queries: where they and their keys stand, and what they should look at."""
+    """One chunk of queries: their keys, target distribution and mask."""
 
     queries: slice
     keys: slice
@@ -63,23 +63,24 @@ class _Piece:
 
 
 class _Sum(torch.autograd.Function):
-    """Adds the pieces up and, while each is at hand, its gradients too."""
+    """Sums the loss over chunks; the gradients of each chunk are computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, pieces: Iterable[_Piece], *index: Tensor) -> Tensor:
         total = torch.zeros((), dtype=opmath_dtype(index[0].dtype), device=index[0].device)
         grads = [torch.zeros_like(leaf, dtype=total.dtype) for leaf in index]
-        wanted = any(ctx.needs_input_grad[1:])
+        needs_grad = any(ctx.needs_input_grad[1:])
         for piece in pieces:
             views = (piece.queries, piece.keys, piece.queries)
             leaves = [
-                x[at].detach().requires_grad_(wanted) for x, at in zip(index, views, strict=True)
+                x[at].detach().requires_grad_(needs_grad)
+                for x, at in zip(index, views, strict=True)
             ]
-            # What this graph saves is used at once: not for a caller's recomputation or offload.
-            with torch.set_grad_enabled(wanted), saved_tensors_hooks(_itself, _itself):
+            # Saved tensors are used at once: hooks of the caller (recompute, offload) are bypassed.
+            with torch.set_grad_enabled(needs_grad), saved_tensors_hooks(_identity, _identity):
                 loss = piece.loss(*leaves)
             total += loss.detach()
-            if wanted:
+            if needs_grad:
                 parts = torch.autograd.grad(loss, leaves)
                 for grad, at, part in zip(grads, views, parts, strict=True):
                     grad[at] += part
@@ -91,7 +92,7 @@ class _Sum(torch.autograd.Function):
         return None, *(grads[0].to(saved.dtype) * saved for saved in ctx.saved_tensors)
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -135,6 +136,6 @@ def _kept_scores(query_QHD: Tensor, key_QKD: Tensor, weight_QH: Tensor) -> Tenso
 
 def _kl(target_QS: Tensor, score_QS: Tensor) -> Tensor:
     """Sum over rows of KL(target || softmax(score)); hidden keys have target 0, score -inf."""
-    # 0 * -inf is NaN where nothing is meant: such pairs contribute exactly nothing.
+    # 0 * -inf would be NaN: such pairs must contribute exactly zero.
     log_QS = score_QS.log_softmax(-1).masked_fill(target_QS == 0, 0.0)
     return (torch.special.xlogy(target_QS, target_QS) - target_QS * log_QS).sum()

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-LARGEST = 448.0  # of e4m3
+E4M3_MAX = 448.0
 
 
 def to_float8(x_RD: Tensor) -> tuple[Tensor, Tensor]:
@@ -13,5 +13,5 @@ def to_float8(x_RD: Tensor) -> tuple[Tensor, Tensor]:
     entries first (`hadamard`).
     """
     x_RD = x_RD.float()
-    scale_R = x_RD.abs().amax(-1).clamp_min(1e-12) / LARGEST
+    scale_R = x_RD.abs().amax(-1).clamp_min(1e-12) / E4M3_MAX
     return (x_RD / scale_R.unsqueeze(-1)).to(torch.float8_e4m3fn), scale_R

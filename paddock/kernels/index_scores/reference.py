@@ -13,7 +13,7 @@ from paddock.kernels.workspace import chunks, scratch_bytes
 class IndexKeys:
     """Key s is row_SD[slot_S[s]] * scale_S[slot_S[s]].
 
-    Without slots the rows lie in the order of the keys; without scales they are what they are.
+    Without slots the rows lie in the order of the keys; without scales they are unscaled.
     """
 
     row_SD: Tensor
@@ -53,7 +53,7 @@ def _scores(query_QHD: Tensor, key_SD: Tensor, weight_QH: Tensor) -> Tensor:
         dtype = opmath_dtype(query_QHD.dtype)
         match_QHS = (query_QHD.to(dtype).flatten(0, 1) @ key_SD.to(dtype).mT).relu()
     else:
-        # In place: half the traffic where nobody needs the sign back.
+        # In place: half the memory traffic where no gradient needs the sign.
         match_QHS = mm_fp32(query_QHD.flatten(0, 1), key_SD.mT).relu_()
     match_QHS = match_QHS.unflatten(0, query_QHD.shape[:2])
     return torch.bmm(weight_QH.unsqueeze(1), match_QHS).squeeze(1)

@@ -1,6 +1,6 @@
 """GPU kernels of linear cross-entropy: products by PyTorch, the rest in one pass.
 
-T tokens, K tokens that count, R rows of one chunk, D hidden dim, V vocabulary.
+T tokens, K tokens with a target, R rows of one chunk, D hidden dim, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -55,11 +55,11 @@ class _NegLogLikelihood(torch.autograd.Function):
         index_K = (target_T >= 0).nonzero().squeeze(1)
         V = len(head_VD)
         for rows_R in _rows(index_K, len(target_T), V, chunk_bytes):
-            logit_RV = mm_fp32(_of(hidden_TD, rows_R), head_VD.T)
+            logit_RV = mm_fp32(_take(hidden_TD, rows_R), head_VD.T)
             lse_R = nll_T.new_empty(len(logit_RV))
             nll_R = torch.empty_like(lse_R)
             kernels.loss[(len(logit_RV),)](
-                logit_RV, _of(target_T, rows_R), lse_R, nll_R, 1.0 / temperature, V,
+                logit_RV, _take(target_T, rows_R), lse_R, nll_R, 1.0 / temperature, V,
                 BLOCK=BLOCK, num_warps=8,
             )  # fmt: skip
             lse_T[rows_R], nll_T[rows_R] = lse_R, nll_R
@@ -80,11 +80,11 @@ class _NegLogLikelihood(torch.autograd.Function):
         grad_head_VD = torch.zeros_like(head_VD, dtype=torch.float32) if wants_head else None
         grad_T = grad_T.float().contiguous()
         for rows_R in _rows(index_K, len(target_T), V, ctx.chunk_bytes):
-            hidden_RD = _of(hidden_TD, rows_R)
+            hidden_RD = _take(hidden_TD, rows_R)
             logit_RV = mm_fp32(hidden_RD, head_VD.T)
             grad_RV = torch.empty_like(logit_RV, dtype=hidden_TD.dtype)
             kernels.gradient[(len(logit_RV), -(-V // BLOCK))](
-                logit_RV, _of(target_T, rows_R), _of(lse_T, rows_R), _of(grad_T, rows_R),
+                logit_RV, _take(target_T, rows_R), _take(lse_T, rows_R), _take(grad_T, rows_R),
                 grad_RV, 1.0 / ctx.temperature, V, BLOCK=BLOCK, num_warps=8,
             )  # fmt: skip
             del logit_RV
@@ -98,10 +98,10 @@ class _NegLogLikelihood(torch.autograd.Function):
 
 
 def _rows(index_K: Tensor, T: int, V: int, chunk_bytes: int) -> Iterator[Tensor | slice]:
-    """Which rows count, as many at a time as `chunk_bytes` of logits allow; a slice if all do."""
+    """Rows with a target, as many at a time as `chunk_bytes` of logits allow; a slice if all."""
     for part in chunks(len(index_K), 4 * V, chunk_bytes):
         yield part if len(index_K) == T else index_K[part]
 
 
-def _of(x: Tensor, rows_R: Tensor | slice) -> Tensor:
+def _take(x: Tensor, rows_R: Tensor | slice) -> Tensor:
     return x[rows_R].contiguous()

@@ -1,6 +1,6 @@
 """Reference of linear cross-entropy.
 
-T tokens, K tokens that count, R rows of one chunk, D hidden dim, V vocabulary.
+T tokens, K tokens with a target, R rows of one chunk, D hidden dim, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from paddock.kernels.precision import mm_fp32, opmath_dtype
 from paddock.kernels.workspace import chunks
 
 CHUNK_BYTES = 1 << 28
-KEPT_BYTES = 1 << 24  # of probabilities: so few are kept for the backward, not computed again
+SAVED_BYTES = 1 << 24  # probabilities up to this size are saved for backward instead of recomputed
 
 
 def nll(
@@ -36,38 +36,38 @@ class _NegLogLikelihood(torch.autograd.Function):
         temperature: float,
         chunk_bytes: int,
     ) -> Tensor:
-        dtype = _wide_of_both(hidden_TD, head_VD)
+        dtype = _logit_dtype(hidden_TD, head_VD)
         nll_T = hidden_TD.new_zeros(len(target_T), dtype=dtype)
         lse_T = torch.zeros_like(nll_T)
-        kept: list[Tensor] = []
-        keeps = nll_T.nbytes * len(head_VD) <= KEPT_BYTES <= chunk_bytes
-        for rows_R in _counted(target_T, len(head_VD) * dtype.itemsize, chunk_bytes):
+        saved: list[Tensor] = []
+        saves = nll_T.nbytes * len(head_VD) <= SAVED_BYTES <= chunk_bytes
+        for rows_R in _target_chunks(target_T, len(head_VD) * dtype.itemsize, chunk_bytes):
             logit_RV = _logits(hidden_TD[rows_R], head_VD, temperature)
             picked_R = logit_RV.gather(1, target_T[rows_R, None]).squeeze(1)
             lse_R, sum_R1 = _logsumexp_(logit_RV)
-            kept += [logit_RV.div_(sum_R1)] if keeps else []
+            saved += [logit_RV.div_(sum_R1)] if saves else []
             lse_T[rows_R] = lse_R
             nll_T[rows_R] = lse_R - picked_R
-        ctx.save_for_backward(hidden_TD, head_VD, target_T, lse_T, *kept)
+        ctx.save_for_backward(hidden_TD, head_VD, target_T, lse_T, *saved)
         ctx.temperature, ctx.chunk_bytes = temperature, chunk_bytes
         return nll_T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_TD, head_VD, target_T, lse_T, *kept = ctx.saved_tensors
+        hidden_TD, head_VD, target_T, lse_T, *saved = ctx.saved_tensors
         wants_hidden, wants_head = ctx.needs_input_grad[:2]
-        dtype = _wide_of_both(hidden_TD, head_VD)
+        dtype = _logit_dtype(hidden_TD, head_VD)
         # Tensor cores multiply halves: there the gradient is rounded like any activation's.
         narrow = hidden_TD.dtype if hidden_TD.is_cuda else dtype
         grad_hidden_TD = torch.zeros_like(hidden_TD) if wants_hidden else None
         # Sums over chunks, so it must not round to half between them.
         grad_head_VD = torch.zeros_like(head_VD, dtype=dtype) if wants_head else None
-        for rows_R in _counted(target_T, len(head_VD) * dtype.itemsize, ctx.chunk_bytes):
+        for rows_R in _target_chunks(target_T, len(head_VD) * dtype.itemsize, ctx.chunk_bytes):
             hidden_RD = hidden_TD[rows_R]
             # d nll / d logit = (softmax - one hot), in the buffer of the logits themselves.
-            if kept:
-                grad_RV = kept[0].clone()
+            if saved:
+                grad_RV = saved[0].clone()
             else:
                 logit_RV = _logits(hidden_RD, head_VD, ctx.temperature)
                 grad_RV = logit_RV.sub_(lse_T[rows_R, None]).exp_()
@@ -83,14 +83,14 @@ class _NegLogLikelihood(torch.autograd.Function):
         return grad_hidden_TD, grad_head_VD, None, None, None
 
 
-def _counted(target_T: Tensor, row_bytes: int, chunk_bytes: int) -> Iterator[Tensor]:
-    """Indices of the tokens that count, as many at a time as `chunk_bytes` of logits allow."""
+def _target_chunks(target_T: Tensor, row_bytes: int, chunk_bytes: int) -> Iterator[Tensor]:
+    """Indices of the tokens with a target, as many at a time as `chunk_bytes` of logits allow."""
     index_K = (target_T >= 0).nonzero().squeeze(1)
     for part in chunks(len(index_K), row_bytes, chunk_bytes):
         yield index_K[part]
 
 
-def _wide_of_both(hidden_TD: Tensor, head_VD: Tensor) -> torch.dtype:
+def _logit_dtype(hidden_TD: Tensor, head_VD: Tensor) -> torch.dtype:
     return opmath_dtype(torch.promote_types(hidden_TD.dtype, head_VD.dtype))
 
 
@@ -99,7 +99,7 @@ def _logits(hidden_RD: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
 
 
 def _logsumexp_(logit_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp, and the sum of what is left in the input: exponentials without their scale.
+    """Log-sum-exp, and the row sums of the input, which is overwritten with exp(x - max).
     torch.logsumexp would hold a second [R, V]."""
     top_R1 = logit_RV.amax(dim=1, keepdim=True)
     sum_R1 = logit_RV.sub_(top_R1).exp_().sum(dim=1, keepdim=True)

@@ -10,8 +10,7 @@ queries at a time.
 
 `mla_paged_decode` is the same for many sequences at once: query_BQHC, row_SC the whole storage,
 pages saying which of its rows each sequence has, visible_BQ how many of them each query sees (at
-least one) -> out_BQHV. What a sequence's pages hold beyond its own rows must be finite and is not
-seen.
+least one) -> out_BQHV. Rows of a sequence's pages beyond its own must be finite and are masked.
 
 `mla_sparse_decode` attends to selected top-k tokens: query_NHC, N = B * Q, and index_NK, keys
 counted within the sequence, -1 for none -> out_NHV. A query without keys gets zeros.

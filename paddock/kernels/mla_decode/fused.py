@@ -1,6 +1,6 @@
 """Dispatch of the MLA decode kernels.
 
-T queries, H heads, C row width; K keys of the most seeing query; of a batch B sequences, Q queries
+T queries, H heads, C row width; K maximum keys of a query; in a decode batch B sequences, Q queries
 each, N = B * Q.
 """
 
@@ -14,8 +14,8 @@ from paddock.kernels.dispatch import can_use_kernel
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
 
-WIDEST = 512
-MOST_LISTED = 1 << 26  # keys of all queries together, four bytes each
+MAX_WIDTH = 512
+MAX_LISTED_KEYS = 1 << 26  # over all queries, four bytes each
 
 
 def suits(query: Tensor, row_SC: Tensor, value: int) -> bool:
@@ -23,8 +23,8 @@ def suits(query: Tensor, row_SC: Tensor, value: int) -> bool:
     return (
         can_use_kernel("mla_decode", query, row_SC)
         and query.dtype == row_SC.dtype
-        and 0 < value <= WIDEST
-        and row_SC.shape[1] - value <= WIDEST
+        and 0 < value <= MAX_WIDTH
+        and row_SC.shape[1] - value <= MAX_WIDTH
         and row_SC.is_contiguous()
         and query.numel() > 0
         and not (torch.is_grad_enabled() and (query.requires_grad or row_SC.requires_grad))
@@ -32,9 +32,9 @@ def suits(query: Tensor, row_SC: Tensor, value: int) -> bool:
 
 
 def lists(spans: Sequence[Span]) -> bool:
-    """Whether every key of every query can be named."""
+    """Whether the key lists of all queries are short enough."""
     listed = sum(span.queries for span in spans) * max((s.keys for s in spans), default=0)
-    return 0 < listed <= MOST_LISTED
+    return 0 < listed <= MAX_LISTED_KEYS
 
 
 def mla_decode(
@@ -63,10 +63,10 @@ def mla_paged_decode(
     from .triton import Asked, attend
 
     _, Q, H, _ = query_BQHC.shape
-    asked = Asked(
+    problem = Asked(
         query_BQHC.flatten(1, 2), row_SC, pages, H, Q, scale, value, visible_BQ=visible_BQ
     )
-    return attend(asked).unflatten(1, (Q, H))
+    return attend(problem).unflatten(1, (Q, H))
 
 
 def mla_sparse_decode(

@@ -1,7 +1,7 @@
 """Reference of absorbed MLA attention.
 
-T queries, H heads, C row width, V value columns of it, S rows, Q a chunk of T; of a table B
-sequences, Q queries each, M rows at most, N a chunk of B.
+T queries, H heads, C row width, V value columns of it, S rows, Q a chunk of T; in a decode batch B
+sequences, Q queries each, M maximum rows, N a chunk of B.
 """
 
 from collections.abc import Iterator, Sequence

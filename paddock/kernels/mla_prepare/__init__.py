@@ -4,8 +4,8 @@
 
 latent_TQ is rms_norm of the query latent. Row t of `row` becomes [rms_norm of the latent | rotated
 rope part] and is written to row slot_T[t] of its storage; an index key becomes layer_norm, its
-first dims rotated, and goes to its own storage. Rows of storage that no slot names stay as they
-are; tokens that share a slot must bring the same row.
+first dims rotated, and goes to its own storage. Storage rows that are not in slot_T are
+unchanged; tokens that share a slot must have the same row.
 
     rotate_queries(queries, angles, index) -> query_THD and weight_TH of the indexer, or None
 

@@ -1,6 +1,6 @@
 """Arguments of the fused MLA decode kernels: raw projections with their norms and storage.
 
-Raw products may be columns of something wider; numbers of a row lie side by side. T tokens, Q query
+Raw projections may be columns of a wider tensor; rows must be contiguous. T tokens, Q query
 latent, L latent and C = L + 2 P row width, D index dims or dims of a query head, H heads, P rotated
 pairs, S rows of storage, E hidden.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryCosSin:
-    """Of every token, in float32."""
+    """cos and sin of every token's angles, in float32."""
 
     cos_TP: Tensor
     sin_TP: Tensor
@@ -20,7 +20,7 @@ class RotaryCosSin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryLatentInput:
-    """Of the queries."""
+    """Query latent before RMSNorm."""
 
     raw_TQ: Tensor
     weight_Q: Tensor
@@ -29,7 +29,7 @@ class QueryLatentInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVLatentInput:
-    """The latent of keys and values and, behind it, the key that all heads share."""
+    """KV latent before RMSNorm, followed by the rope key shared by all heads."""
 
     raw_TC: Tensor
     weight_L: Tensor
@@ -40,7 +40,7 @@ class KVLatentInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexKeyInput:
-    """Of the indexer."""
+    """Index key before LayerNorm and RoPE."""
 
     raw_TD: Tensor
     weight_D: Tensor
@@ -52,7 +52,7 @@ class IndexKeyInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryRopeInput:
-    """Their last 2 P dims are rotated into the last 2 P columns of `absorbed_THC`."""
+    """Queries whose last 2 P dims are rotated into the last 2 P columns of `absorbed_THC`."""
 
     raw_THD: Tensor
     interleaved: bool
@@ -61,7 +61,7 @@ class QueryRopeInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexQueryInput:
-    """And what the heads' weights are made of: scale * weight_HE x_TE."""
+    """Index queries, and the inputs of their head weights: scale * weight_HE x_TE."""
 
     raw_THD: Tensor
     interleaved: bool

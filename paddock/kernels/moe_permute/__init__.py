@@ -2,7 +2,7 @@
 
     sort_by_expert(expert_TK, experts)           -> ExpertPermutation
     permute(x_TD, order)                         -> x_RD  a token's row for each of its experts
-    unpermute(answer_RD, weight_TK, order)       -> y_TD  weighted sum over a token's outputs
+    unpermute(out_RD, weight_TK, order)          -> y_TD  weighted sum over a token's outputs
     count_tokens_per_expert(expert_TK, experts)  -> number of rows of each expert, int64
 
 Rows are sorted by expert, those of one expert by token: R = T * K. A token's experts differ from
@@ -30,10 +30,10 @@ def permute(x_TD: Tensor, order: ExpertPermutation) -> Tensor:
     return reference.permute(x_TD, order)
 
 
-def unpermute(answer_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
-    if fused.moves(answer_RD):
-        return fused.unpermute(answer_RD, weight_TK, order)
-    return reference.unpermute(answer_RD, weight_TK, order)
+def unpermute(out_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
+    if fused.moves(out_RD):
+        return fused.unpermute(out_RD, weight_TK, order)
+    return reference.unpermute(out_RD, weight_TK, order)
 
 
 __all__ = ["ExpertPermutation", "count_tokens_per_expert", "permute", "sort_by_expert", "unpermute"]

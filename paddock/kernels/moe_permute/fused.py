@@ -10,9 +10,9 @@ from paddock.kernels.dispatch import can_use_kernel, has_triton, is_enabled
 
 from .reference import ExpertPermutation
 
-BLOCK = 4096  # tokens times experts of a block that counts and places
-WIDEST = 1024  # experts
-WIDEST_ROW = 16_384
+BLOCK = 4096  # tokens times experts per program of the counting sort
+MAX_EXPERTS = 1024
+MAX_ROW_WIDTH = 16_384
 
 
 def sorts(expert_TK: Tensor, experts: int) -> bool:
@@ -22,17 +22,17 @@ def sorts(expert_TK: Tensor, experts: int) -> bool:
         and expert_TK.get_device() == torch.cuda.current_device()
         and has_triton()
         and expert_TK.numel() > 0
-        and experts <= WIDEST
+        and experts <= MAX_EXPERTS
     )
 
 
 def moves(x: Tensor) -> bool:
-    return can_use_kernel("moe_permute", x) and x.numel() > 0 and x.shape[1] <= WIDEST_ROW
+    return can_use_kernel("moe_permute", x) and x.numel() > 0 and x.shape[1] <= MAX_ROW_WIDTH
 
 
 @torch.no_grad()
 def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
-    """A counting sort: count in blocks of tokens, add up, place; one block does so by itself."""
+    """Counting sort: count per block of tokens, prefix sum, scatter; one kernel for one block."""
     from . import triton as kernels
 
     T, K = expert_TK.shape
@@ -54,21 +54,21 @@ def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
 
 
 def permute(x_TD: Tensor, order: ExpertPermutation) -> Tensor:
-    return _Spread.apply(x_TD, order.slot_TK)  # type: ignore[no-any-return]
+    return _Permute.apply(x_TD, order.slot_TK)  # type: ignore[no-any-return]
 
 
-def unpermute(answer_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
-    return _Gather.apply(answer_RD, weight_TK, order.slot_TK)  # type: ignore[no-any-return]
+def unpermute(out_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
+    return _Unpermute.apply(out_RD, weight_TK, order.slot_TK)  # type: ignore[no-any-return]
 
 
-class _Spread(torch.autograd.Function):
+class _Permute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, slot_TK: Tensor) -> Tensor:
         from . import triton as kernels
 
         (T, K), D = slot_TK.shape, x_TD.shape[1]
         ctx.save_for_backward(slot_TK)
-        x_TD = _columns_together(x_TD)
+        x_TD = _with_contiguous_rows(x_TD)
         x_RD = x_TD.new_empty(T * K, D)
         kernels.spread[(T,)](x_TD, slot_TK, x_RD, x_TD.stride(0), K=K, **_width(D))
         return x_RD
@@ -80,31 +80,31 @@ class _Spread(torch.autograd.Function):
         return _sum(grad_RD, None, slot_TK), None
 
 
-class _Gather(torch.autograd.Function):
+class _Unpermute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, answer_RD: Tensor, weight_TK: Tensor, slot_TK: Tensor) -> Tensor:
-        answer_RD, weight_TK = answer_RD.contiguous(), weight_TK.contiguous()
-        ctx.save_for_backward(answer_RD, weight_TK, slot_TK)
-        return _sum(answer_RD, weight_TK, slot_TK)
+    def forward(ctx: Any, out_RD: Tensor, weight_TK: Tensor, slot_TK: Tensor) -> Tensor:
+        out_RD, weight_TK = out_RD.contiguous(), weight_TK.contiguous()
+        ctx.save_for_backward(out_RD, weight_TK, slot_TK)
+        return _sum(out_RD, weight_TK, slot_TK)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, Tensor, None]:
         from . import triton as kernels
 
-        answer_RD, weight_TK, slot_TK = ctx.saved_tensors
-        (T, K), D = slot_TK.shape, answer_RD.shape[1]
-        grad_TD = _columns_together(grad_TD)
-        danswer_RD, dweight_TK = torch.empty_like(answer_RD), torch.empty_like(weight_TK)
+        out_RD, weight_TK, slot_TK = ctx.saved_tensors
+        (T, K), D = slot_TK.shape, out_RD.shape[1]
+        grad_TD = _with_contiguous_rows(grad_TD)
+        dout_RD, dweight_TK = torch.empty_like(out_RD), torch.empty_like(weight_TK)
         kernels.gather_backward[(T,)](
-            grad_TD, answer_RD, weight_TK, slot_TK, danswer_RD, dweight_TK, grad_TD.stride(0),
+            grad_TD, out_RD, weight_TK, slot_TK, dout_RD, dweight_TK, grad_TD.stride(0),
             K=K, **_width(D),
         )  # fmt: skip
-        return danswer_RD, dweight_TK, None
+        return dout_RD, dweight_TK, None
 
 
 def _sum(x_RD: Tensor, weight_TK: Tensor | None, slot_TK: Tensor) -> Tensor:
-    """Each token's rows added up, weighted if there are weights."""
+    """Sum of the rows of each token, weighted if there are weights."""
     from . import triton as kernels
 
     (T, K), D = slot_TK.shape, x_RD.shape[1]
@@ -122,5 +122,5 @@ def _width(D: int) -> dict[str, int]:
     return {"D": D, "BD": width, "num_warps": 4 if width <= 2048 else 8}
 
 
-def _columns_together(x: Tensor) -> Tensor:
+def _with_contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()

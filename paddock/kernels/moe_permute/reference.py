@@ -14,9 +14,9 @@ from paddock.kernels.precision import opmath_dtype
 class ExpertPermutation:
     """Rows sorted by expert."""
 
-    token_R: Tensor  # whose row it is
-    slot_TK: Tensor  # where a token's rows are
-    counts_E: Tensor  # how many rows each expert has, int64
+    token_R: Tensor  # token of each row
+    slot_TK: Tensor  # rows of each token
+    counts_E: Tensor  # number of rows of each expert, int64
 
 
 def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
@@ -28,20 +28,20 @@ def sort_by_expert(expert_TK: Tensor, experts: int) -> ExpertPermutation:
 
 
 def permute(x_TD: Tensor, order: ExpertPermutation) -> Tensor:
-    return _Spread.apply(x_TD, order)  # type: ignore[no-any-return]
+    return _Permute.apply(x_TD, order)  # type: ignore[no-any-return]
 
 
-def unpermute(answer_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
-    answer_TKD = _Back.apply(answer_RD, order)
-    weight_TK = weight_TK.to(answer_TKD.dtype)
-    if answer_TKD.device.type == "cpu" and answer_TKD.dtype == opmath_dtype(answer_TKD.dtype):
-        # Several times sooner than below; halves would be rounded on the way.
-        return (answer_TKD * weight_TK.unsqueeze(-1)).sum(1)
-    return torch.einsum("tkd,tk->td", answer_TKD, weight_TK)
+def unpermute(out_RD: Tensor, weight_TK: Tensor, order: ExpertPermutation) -> Tensor:
+    out_TKD = _Unpermute.apply(out_RD, order)
+    weight_TK = weight_TK.to(out_TKD.dtype)
+    if out_TKD.device.type == "cpu" and out_TKD.dtype == opmath_dtype(out_TKD.dtype):
+        # Several times faster than einsum; halves would be rounded in between.
+        return (out_TKD * weight_TK.unsqueeze(-1)).sum(1)
+    return torch.einsum("tkd,tk->td", out_TKD, weight_TK)
 
 
-class _Spread(torch.autograd.Function):
-    """Backward is a sum of fixed order: no atomics, the same bits every time."""
+class _Permute(torch.autograd.Function):
+    """Backward sums in a fixed order without atomics: bitwise deterministic."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, order: ExpertPermutation) -> Tensor:
@@ -54,13 +54,13 @@ class _Spread(torch.autograd.Function):
         return _by_token(grad_RD, ctx.order).sum(1), None
 
 
-class _Back(torch.autograd.Function):
-    """Rows by token again; what goes there comes back the same way."""
+class _Unpermute(torch.autograd.Function):
+    """Rows back in the order of tokens."""
 
     @staticmethod
-    def forward(ctx: Any, answer_RD: Tensor, order: ExpertPermutation) -> Tensor:
+    def forward(ctx: Any, out_RD: Tensor, order: ExpertPermutation) -> Tensor:
         ctx.order = order
-        return _by_token(answer_RD, order)
+        return _by_token(out_RD, order)
 
     @staticmethod
     @once_differentiable
@@ -76,8 +76,7 @@ def _by_token(x_RD: Tensor, order: ExpertPermutation) -> Tensor:
 
 
 def count_tokens_per_expert(expert_TK: Tensor, experts: int) -> Tensor:
-    """How many rows each expert receives; on an accelerator without asking the host, as bincount
-    would."""
+    """Number of rows of each expert; on an accelerator without the host sync of bincount."""
     expert_R = expert_TK.flatten()
     if expert_R.device.type == "cpu":
         return expert_R.bincount(minlength=experts)

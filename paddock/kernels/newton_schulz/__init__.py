@@ -4,15 +4,15 @@
     x <- a x + (b x x^T + c (x x^T)^2) x                   once a step, with that step's (a, b, c)
 
 update_XMN, any floating dtype -> same shape and dtype, singular vectors kept, singular values
-pushed towards one. Each trailing matrix is on its own; tall ones are transposed inside.
+pushed towards one. Each trailing matrix is independent; tall ones are transposed internally.
 
-A step uses the triple of its number; the last triple serves all further steps. `dtype` is what the
+Step i uses triple i; the last triple is used for all further steps. `dtype` is what the
 products run in: None keeps that of `update`; bfloat16 is Moonlight's choice and costs about two
 digits (float16 lacks the range for raw gradients). With bfloat16, one matrix and JORDAN this is
 torch.optim.Muon's arithmetic, operation by operation.
 
-`reference` is the definition. On a GPU bfloat16 goes to `fused` where that takes less time: its
-products are fewer, and nearer to the exact ones.
+`reference` is the definition. On a GPU bfloat16 uses `fused` where that is faster: it needs
+fewer products, and its result is closer to the exact one.
 """
 
 import torch

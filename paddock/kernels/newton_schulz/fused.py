@@ -6,21 +6,21 @@ polynomial of this one:
     q = a + b g + c g^2        x <- q x        g <- q g q
 
 So several steps need x twice: once for g, once for the product of their q. All that is multiplied
-in between is M x M, symmetric, and commutes, so that half of each such product says all. Five
+in between is M x M, symmetric, and commutes, so that half of each such product suffices. Five
 steps cost 4 N / M + 14 products of M x M matrices, or 3 N / M + 7 by halves, against 10 N / M + 5
 of the definition: 26 or 16 and 35 where N is 3 M, 18 or 10 and 15 where the matrix is square.
 
 Halves are computed by a kernel of our own, whole products by the library. `HALF_FROM` says which,
-`pays` whether either is worth while; both follow measurements.
+`pays` whether either is faster than the reference; both are measured.
 
 Small singular values are squared in g, and roundings there can make an eigenvalue negative, which
 grows without bound. Two measures keep the result closer to the exact one than the definition's
-bfloat16 is (tests/kernels/test_newton_schulz_twin.py): g is computed afresh after the second step
+bfloat16 is (tests/kernels/test_newton_schulz_twin.py): g is recomputed after the second step
 and after every third one from there, and products are rounded to float16, which is eight times
 finer. Its range suffices because singular values never exceed about one; the small entries that a
-matrix of norm one begins with are lifted by SCALE, which the first polynomial takes back.
+matrix of norm one begins with are lifted by SCALE, which the first polynomial undoes.
 
-B matrices, M the shorter side, N the longer one, R x C as they lie in memory.
+B matrices, M the shorter side, N the longer one, R x C as stored in memory.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ Triple = tuple[float, float, float]
 # A power of two: exact. Its fourth power bounds the first g^2, of which the library may round
 # partial sums to float16 (below 65,504) before it multiplies them by c.
 SCALE = 8.0
-PHASES = (2, 3)  # steps until g is computed afresh; the last number repeats
+PHASES = (2, 3)  # steps until g is recomputed; the last number repeats
 
 # Rows from which half a product by our kernel takes less time than a whole one by the library.
 # H200, ours / torch.bmm in ms: 1 x 6144 x 16384 1.32 / 1.68, 1 x 6144 x 6144 0.62 / 0.67,
@@ -50,7 +50,7 @@ DEPTH = 64  # summed at a time
 
 
 def suits(update_XMN: Tensor, dtype: torch.dtype | None, steps: int) -> bool:
-    """Whether the form above serves: where bfloat16 was asked for, and it takes less time."""
+    """Whether this form applies: bfloat16 is requested and it is faster than the reference."""
     return (
         update_XMN.is_cuda
         and is_enabled("newton_schulz")
@@ -107,7 +107,7 @@ def normalized(update_BRC: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
 
 
 def phases(coefficients: Coefficients, steps: int) -> Iterator[tuple[list[Triple], bool]]:
-    """The triples of the steps between two looks at x, and whether they are the last ones."""
+    """The triples of the steps between two computations of g, and whether they are the last."""
     triples = (coefficients[min(step, len(coefficients) - 1)] for step in range(steps))
     number = 0
     while steps > 0:
@@ -121,7 +121,7 @@ def phases(coefficients: Coefficients, steps: int) -> Iterator[tuple[list[Triple
 
 
 def factor(x_BRC: Tensor, triples: list[Triple]) -> Tensor:
-    """What these steps multiply x by, a symmetric [B, M, M]."""
+    """The factor that these steps multiply x by, a symmetric [B, M, M]."""
     wide_BMN = x_BRC if x_BRC.size(1) <= x_BRC.size(2) else x_BRC.mT
     gram_BMM = product(wide_BMN, wide_BMN)
     factor_BMM: Tensor | None = None

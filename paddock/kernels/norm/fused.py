@@ -8,8 +8,8 @@ from torch.autograd.function import once_differentiable
 
 from paddock.kernels.dispatch import can_use_kernel
 
-WIDEST = 16_384
-BLOCK = 4096  # numbers a program holds at once
+MAX_WIDTH = 16_384
+BLOCK = 4096  # elements per program
 # Programs that share the rows of a backward pass, and partial sums of the weight's gradient. A
 # constant, not the number of processors, so that every GPU adds in the same order.
 PROGRAMS = 512
@@ -19,7 +19,7 @@ def suits(x_TD: Tensor, *parameters: Tensor) -> bool:
     return (
         can_use_kernel("norm", x_TD, *parameters)
         and all(p.dtype == x_TD.dtype for p in parameters)
-        and 0 < x_TD.shape[-1] <= WIDEST
+        and 0 < x_TD.shape[-1] <= MAX_WIDTH
         and x_TD.numel() > 0
     )
 

@@ -9,7 +9,7 @@ from paddock.kernels.precision import opmath_dtype
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     dtype = opmath_dtype(x_TD.dtype)
-    if not torch.is_grad_enabled():  # one call instead of five: what a decode step pays for
+    if not torch.is_grad_enabled():  # one call instead of five: calls dominate a decode step
         if dtype == x_TD.dtype == weight_D.dtype:
             return F.rms_norm(x_TD, weight_D.shape, weight_D, eps)
         return weight_D * F.rms_norm(x_TD.to(dtype), weight_D.shape, eps=eps).to(x_TD.dtype)

@@ -1,4 +1,4 @@
-"""How rotation runs on a GPU: one pass that copies the dims it leaves alone.
+"""Dispatch and autograd of the RoPE kernel: one pass, which copies dims that are not rotated.
 
 T tokens, H heads, D dims, P pairs.
 """
@@ -11,11 +11,11 @@ from torch.autograd.function import once_differentiable
 
 from paddock.kernels.dispatch import can_use_kernel
 
-BLOCK = 4096  # numbers a program holds at once
+BLOCK = 4096  # elements per program
 
 
 def suits(x_THD: Tensor, cos_TP: Tensor) -> bool:
-    """Half precision on a GPU; pairs by a power of two."""
+    """Half precision on a GPU; the number of pairs a power of two."""
     pairs = cos_TP.shape[-1]
     return (
         can_use_kernel("rope", x_THD)
@@ -40,20 +40,20 @@ class _Rotate(torch.autograd.Function):
         cos_TP, sin_TP = cos_TP.contiguous(), sin_TP.contiguous()
         ctx.save_for_backward(cos_TP, sin_TP)
         ctx.layout = (first, interleaved)
-        return _turn(x_THD, cos_TP, sin_TP, ctx.layout, back=False)
+        return _launch(x_THD, cos_TP, sin_TP, ctx.layout, back=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
         cos_TP, sin_TP = ctx.saved_tensors
-        dx_THD = _turn(grad_THD, cos_TP, sin_TP, ctx.layout, back=True)
+        dx_THD = _launch(grad_THD, cos_TP, sin_TP, ctx.layout, back=True)
         return dx_THD, None, None, None, None
 
 
-def _turn(
+def _launch(
     x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, layout: tuple[int, bool], *, back: bool
 ) -> Tensor:
-    """Forward, or back by the same angle, which is the gradient of forward."""
+    """Rotate; with `back` by the negative angle, which is the gradient."""
     from . import triton as kernels
 
     x_THD = x_THD if x_THD.stride(-1) == 1 else x_THD.contiguous()
@@ -61,14 +61,14 @@ def _turn(
     first, interleaved = layout
     after = D - first - 2 * P
     out_THD = x_THD.new_empty(T, H, D)
-    rows = max(1, BLOCK // max(2 * P, _power(first), _power(after)))
+    rows = max(1, BLOCK // max(2 * P, _next_power_of_2(first), _next_power_of_2(after)))
     kernels.rotate[(-(-T * H // rows),)](
         x_THD, cos_TP, sin_TP, out_THD, T * H, H, x_THD.stride(0), x_THD.stride(1),
-        P=P, FIRST=first, AFTER=after, BF=_power(first), BA=_power(after), ROWS=rows,
-        INTERLEAVED=interleaved, BACK=back,
+        P=P, FIRST=first, AFTER=after, BF=_next_power_of_2(first), BA=_next_power_of_2(after),
+        ROWS=rows, INTERLEAVED=interleaved, BACK=back,
     )  # fmt: skip
     return out_THD
 
 
-def _power(count: int) -> int:
+def _next_power_of_2(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()

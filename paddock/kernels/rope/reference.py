@@ -10,25 +10,25 @@ from torch import Tensor
 
 
 def rope_interleaved(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int = 0) -> Tensor:
-    """Rotate the pairs (0,1), (2,3), ...: each is a complex number, turned by the angle."""
-    if _can_turn_in_place(x_THD, cos_TP, first):
-        return _turned(x_THD, cos_TP, sin_TP, first)
+    """Rotate the pairs (0,1), (2,3), ...: each is a complex number, multiplied by e^(i angle)."""
+    if _can_rotate_in_place(x_THD, cos_TP, first):
+        return _rotate_in_place(x_THD, cos_TP, sin_TP, first)
     if x_THD.shape[-1] != 2 * cos_TP.shape[-1]:
         return _part(rope_interleaved, x_THD, cos_TP, sin_TP, first)
     dtype = torch.promote_types(x_THD.dtype, cos_TP.dtype)
     pair_THP = torch.view_as_complex(x_THD.to(dtype).unflatten(-1, (-1, 2)).contiguous())
-    turn_T1P = torch.complex(cos_TP.to(dtype), sin_TP.to(dtype)).unsqueeze(1)
-    return torch.view_as_real(pair_THP * turn_T1P).flatten(-2).to(x_THD.dtype)
+    rotation_T1P = torch.complex(cos_TP.to(dtype), sin_TP.to(dtype)).unsqueeze(1)
+    return torch.view_as_real(pair_THP * rotation_T1P).flatten(-2).to(x_THD.dtype)
 
 
-def _can_turn_in_place(x_THD: Tensor, cos_TP: Tensor, first: int) -> bool:
-    """Whether a copy of x can be read as complex numbers, and nobody wants gradients."""
+def _can_rotate_in_place(x_THD: Tensor, cos_TP: Tensor, first: int) -> bool:
+    """Whether a copy of x can be read as complex numbers, and no gradients are needed."""
     even = first % 2 == 0 and x_THD.shape[-1] % 2 == 0
     return even and x_THD.dtype == cos_TP.dtype and not torch.is_grad_enabled()
 
 
-def _turned(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int) -> Tensor:
-    """The same with half as many calls: what a decode step pays for."""
+def _rotate_in_place(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int) -> Tensor:
+    """The same with half as many calls, which dominate a decode step."""
     out_THD = x_THD.clone(memory_format=torch.contiguous_format)
     pair_THP = torch.view_as_complex(out_THD.view(*out_THD.shape[:-1], -1, 2))
     pair_THP.narrow(-1, first // 2, cos_TP.shape[-1]).mul_(
@@ -43,8 +43,8 @@ def rope_halves(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int = 0) -
         return _part(rope_halves, x_THD, cos_TP, sin_TP, first)
     low, high = x_THD.chunk(2, dim=-1)
     cos_T1P, sin_T1P = cos_TP.unsqueeze(1), sin_TP.unsqueeze(1)
-    turned = (low * cos_T1P - high * sin_T1P, low * sin_T1P + high * cos_T1P)
-    return torch.cat(turned, dim=-1).to(x_THD.dtype)
+    rotated = (low * cos_T1P - high * sin_T1P, low * sin_T1P + high * cos_T1P)
+    return torch.cat(rotated, dim=-1).to(x_THD.dtype)
 
 
 def _part(
@@ -52,6 +52,6 @@ def _part(
 ) -> Tensor:
     """Rotate some dims and leave the others alone."""
     rotated = 2 * cos_TP.shape[-1]
-    behind = x_THD.shape[-1] - first - rotated
-    before_THN, x_THR, after = x_THD.split((first, rotated, behind), dim=-1)
+    after_dims = x_THD.shape[-1] - first - rotated
+    before_THN, x_THR, after = x_THD.split((first, rotated, after_dims), dim=-1)
     return torch.cat((before_THN, rotate(x_THR, cos_TP, sin_TP), after), dim=-1)

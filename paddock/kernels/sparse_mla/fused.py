@@ -15,17 +15,18 @@ from paddock.kernels.dispatch import has_triton, is_enabled
 
 from .problem import Attended, Problem
 
-WIDEST = 512
+MAX_WIDTH = 512
 # Widths the Hopper kernels tile: values in two halves of at least one swizzled row, and the rest.
 HOPPER_VALUES, HOPPER_RESTS = (128, 256, 512), (16, 32, 64, 128)
 # Bytes of shared memory that a Hopper kernel may fill.
 HOPPER_BYTES = 232_448
-# Fewer heads fill a Hopper tile only together with neighbouring queries.
+# With fewer heads, neighbouring queries share a Hopper tile.
 HOPPER_HEADS = 33
-# With 16 heads and neighbours that agree, as trained ones do, the united Hopper forward took 2.2 ms
-# where Triton took 3.8 (small, 8 x 4K, H200); with independent choices at 32K 5.6 against 4.2.
-FEWEST_HEADS = 8
-# The words of a united list hold a row and eight bits beside it.
+# Merged lists are short if neighbours select the same keys, as in trained models: with 16 heads the
+# Hopper forward took 2.2 ms, Triton 3.8 (small, 8 x 4K, H200); with independent selections at 32K
+# 5.6 and 4.2.
+MIN_HOPPER_HEADS = 8
+# An entry of a merged list holds a row and eight more bits.
 HOPPER_ROWS = 1 << 23
 
 
@@ -36,8 +37,8 @@ def suits(problem: Problem) -> bool:
         query_THC.is_cuda
         and is_enabled("sparse_mla")
         and query_THC.dtype == row_SC.dtype == torch.bfloat16
-        and 0 < problem.value <= WIDEST
-        and problem.rest <= WIDEST
+        and 0 < problem.value <= MAX_WIDTH
+        and problem.rest <= MAX_WIDTH
         and query_THC.numel() > 0
         and problem.index_TK.shape[1] > 0
         and has_triton()
@@ -45,7 +46,7 @@ def suits(problem: Problem) -> bool:
 
 
 def hopper(problem: Problem) -> bool:
-    """Whether the Hopper kernels can take it."""
+    """Whether the Hopper kernels support this problem."""
     V, R = problem.value, problem.rest
     # Forward: 64 rows of queries, two tiles of 64 keys, probabilities. Backward: queries, one tile
     # of keys, output gradients, probabilities and their gradients.
@@ -72,13 +73,13 @@ def _is_hopper(device: int) -> bool:
 
 def sparse_mla(problem: Problem, *, deterministic: bool) -> Tensor:
     """[T, H, V] in the query's dtype; see the package's contract."""
-    whole = replace(
+    aligned = replace(
         problem,
         query_THC=_aligned(problem.query_THC),
         row_SC=_aligned(problem.row_SC),
         index_TK=_aligned(problem.index_TK.int()),
     )
-    return _SparseMLA.apply(whole.query_THC, whole.row_SC, whole, deterministic)  # type: ignore[no-any-return]
+    return _SparseMLA.apply(aligned.query_THC, aligned.row_SC, aligned, deterministic)  # type: ignore[no-any-return]
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class _SparseMLA(torch.autograd.Function):
     def forward(
         ctx: Any, query_THC: Tensor, row_SC: Tensor, problem: Problem, deterministic: bool
     ) -> Tensor:
-        """Queries and rows are named apart from the problem so that autograd sees them."""
+        """Queries and rows are separate arguments so that autograd sees them."""
         with torch.cuda.device(query_THC.device):  # where Triton launches
             attended = forward(problem)
         ctx.save_for_backward(
@@ -116,7 +117,7 @@ class _SparseMLA(torch.autograd.Function):
 
 def forward(problem: Problem) -> Attended:
     """Forward by the kernel that is fastest for this shape."""
-    if hopper(problem) and problem.query_THC.shape[1] >= FEWEST_HEADS:
+    if hopper(problem) and problem.query_THC.shape[1] >= MIN_HOPPER_HEADS:
         from . import gluon
 
         return gluon.forward(problem)

@@ -16,7 +16,7 @@ LARGEST_EXPONENT = 124
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Queries, the rows they choose from, and the choice; see the package's contract."""
+    """Queries, latent KV rows and selected indices; see the package's contract."""
 
     query_THC: Tensor
     row_SC: Tensor
@@ -26,13 +26,13 @@ class Problem:
 
     @property
     def rest(self) -> int:
-        """Columns of a row that are compared with the query but are no value (its rope part)."""
+        """Columns of a row that are compared with the query but are not values (the rope part)."""
         return self.row_SC.shape[1] - self.value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
-    """What a forward pass leaves for the backward pass."""
+    """Results of the forward pass, saved for backward."""
 
     out_THV: Tensor
     lse_TH: Tensor  # natural logarithm, float32; +inf for a query without keys, whose output is 0
@@ -41,8 +41,8 @@ class Attended:
 def row_sums(problem: Problem, grad_THV: Tensor, *, fixed: bool) -> tuple[Tensor, Tensor]:
     """Zeros to add row gradients into, and the unit [1] in which to add them.
 
-    Programs add in whatever order they arrive. Float32 sums then differ in their last bits from
-    run to run. Whole numbers do not: with `fixed`, contributions are counted in units so small
+    Programs add in the order in which they finish. Float32 sums then differ in their last bits
+    from run to run. Integer sums do not: with `fixed`, contributions are counted in units so small
     that rounding them is no worse than float32's own rounding, and so large that no sum of one
     contribution per query can overflow.
     """
@@ -66,7 +66,7 @@ def largest_sum(problem: Problem, grad_THV: Tensor) -> Tensor:
     grad = torch.linalg.vector_norm(grad_THV, dim=-1, dtype=torch.float32).amax().double()
     row = torch.linalg.vector_norm(problem.row_SC, dim=-1, dtype=torch.float32).amax().double()
     query = torch.linalg.vector_norm(query_THC, ord=torch.inf, dtype=torch.float32).double()
-    # Probabilities are rounded to the query's dtype on the way: one percent is more than enough.
+    # Probabilities are rounded to the query's dtype: one percent is more than enough.
     return 1.01 * T * H * grad * (1 + 2 * abs(problem.scale) * row * query)
 
 

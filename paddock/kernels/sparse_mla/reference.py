@@ -21,11 +21,11 @@ def sparse_mla(
 ) -> Tensor:
     """[T, H, value] in the query's dtype; see the package's contract."""
     if not torch.is_grad_enabled():
-        return _attended(query_THC, row_SC, index_TK, scale, value)
+        return _attend(query_THC, row_SC, index_TK, scale, value)
     return _SparseMLA.apply(query_THC, row_SC, index_TK, scale, value)  # type: ignore[no-any-return]
 
 
-def _attended(
+def _attend(
     query_THC: Tensor, row_SC: Tensor, index_TK: Tensor, scale: float, value: int
 ) -> Tensor:
     pieces = []
@@ -42,7 +42,7 @@ class _SparseMLA(torch.autograd.Function):
     def forward(
         ctx: Any, query_THC: Tensor, row_SC: Tensor, index_TK: Tensor, scale: float, value: int
     ) -> Tensor:
-        out_THV = _attended(query_THC, row_SC, index_TK, scale, value)
+        out_THV = _attend(query_THC, row_SC, index_TK, scale, value)
         ctx.save_for_backward(query_THC, row_SC, index_TK)
         ctx.scale, ctx.value = scale, value
         return out_THV

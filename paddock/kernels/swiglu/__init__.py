@@ -3,8 +3,8 @@
     swiglu(gate_RF, up_RF)    -> silu(gate) * up
     silu_and_mul(both_RG)     -> the same of one tensor whose first half of columns is the gate
 
-R rows, F inner dim, G = 2 F. The second form is what a fused gate-and-up product gives; its
-gradient comes in one piece too. `reference` is the definition; on a GPU halves go to `fused`, which
+R rows, F inner dim, G = 2 F. The second form takes the output of a fused gate-and-up product,
+and its gradient is one tensor. `reference` is the definition; on a GPU halves go to `fused`, which
 computes in float32 and rounds once.
 """
 

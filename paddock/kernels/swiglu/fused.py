@@ -1,4 +1,4 @@
-"""How the gated activation runs on a GPU: one pass in each direction. R rows, F inner, G = 2 F."""
+"""Dispatch and autograd of the SwiGLU kernels: one pass each way. R rows, F inner, G = 2 F."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from paddock.kernels.dispatch import can_use_kernel
 
-BLOCK = 4096  # numbers a program holds at once
+BLOCK = 4096  # elements per program
 COLUMNS = 1024  # of a block, at most
 
 
@@ -18,11 +18,11 @@ def suits(*tensors: Tensor) -> bool:
 
 
 def swiglu(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
-    return _Apart.apply(gate_RF, up_RF)  # type: ignore[no-any-return]
+    return _SwiGLU.apply(gate_RF, up_RF)  # type: ignore[no-any-return]
 
 
 def silu_and_mul(both_RG: Tensor) -> Tensor:
-    return _Together.apply(both_RG)  # type: ignore[no-any-return]
+    return _SiluAndMul.apply(both_RG)  # type: ignore[no-any-return]
 
 
 def _forward(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
@@ -35,12 +35,12 @@ def _forward(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
     return out_RF
 
 
-def _backward(grad_RF: Tensor, given: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> None:
+def _backward(grad_RF: Tensor, inputs: tuple[Tensor, Tensor], grads: tuple[Tensor, Tensor]) -> None:
     from . import triton as kernels
 
-    (gate_RF, up_RF), (dgate_RF, dup_RF) = given, found
+    (gate_RF, up_RF), (dgate_RF, dup_RF) = inputs, grads
     R, F = gate_RF.shape
-    grad_RF = _columns_together(grad_RF)
+    grad_RF = _with_contiguous_rows(grad_RF)
     strides = [x.stride(0) for x in (grad_RF, gate_RF, up_RF, dgate_RF, dup_RF)]
     grid, sizes = _blocks(R, F)
     kernels.backward[grid](grad_RF, gate_RF, up_RF, dgate_RF, dup_RF, R, *strides, **sizes)
@@ -53,30 +53,30 @@ def _blocks(R: int, F: int) -> tuple[tuple[int, int], dict[str, int]]:
     return (-(-R // rows), -(-F // columns)), {"F": F, "ROWS": rows, "BF": columns}
 
 
-def _columns_together(x: Tensor) -> Tensor:
+def _with_contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class _Apart(torch.autograd.Function):
+class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_RF: Tensor, up_RF: Tensor) -> Tensor:
-        gate_RF, up_RF = _columns_together(gate_RF), _columns_together(up_RF)
+        gate_RF, up_RF = _with_contiguous_rows(gate_RF), _with_contiguous_rows(up_RF)
         ctx.save_for_backward(gate_RF, up_RF)
         return _forward(gate_RF, up_RF)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_RF: Tensor) -> tuple[Tensor, Tensor]:
-        given = ctx.saved_tensors
-        found = (torch.empty_like(given[0]), torch.empty_like(given[1]))
-        _backward(grad_RF, given, found)
-        return found
+        inputs = ctx.saved_tensors
+        grads = (torch.empty_like(inputs[0]), torch.empty_like(inputs[1]))
+        _backward(grad_RF, inputs, grads)
+        return grads
 
 
-class _Together(torch.autograd.Function):
+class _SiluAndMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both_RG: Tensor) -> Tensor:
-        both_RG = _columns_together(both_RG)
+        both_RG = _with_contiguous_rows(both_RG)
         ctx.save_for_backward(both_RG)
         gate_RF, up_RF = both_RG.chunk(2, dim=-1)
         return _forward(gate_RF, up_RF)
@@ -85,6 +85,6 @@ class _Together(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_RF: Tensor) -> Tensor:
         (both_RG,) = ctx.saved_tensors
-        found_RG = both_RG.new_empty(both_RG.shape)
-        _backward(grad_RF, both_RG.chunk(2, dim=-1), found_RG.chunk(2, dim=-1))
-        return found_RG
+        grad_RG = both_RG.new_empty(both_RG.shape)
+        _backward(grad_RF, both_RG.chunk(2, dim=-1), grad_RG.chunk(2, dim=-1))
+        return grad_RG

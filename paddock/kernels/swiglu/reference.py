@@ -1,4 +1,4 @@
-"""What the gated activation means. R rows, F inner dim."""
+"""Reference of SwiGLU. R rows, F inner dim."""
 
 from torch import Tensor
 from torch.nn import functional as F

@@ -6,10 +6,10 @@
     index_topk_paged(query_NHD, keys, weight_NH, pages, visible_BQ, k)  -> index_NK  int32
 
 Query t sees keys [0, visible_T[t]). The k best by float32 score are selected; of equal scores the
-lowest index wins; the answer is ascending and padded with -1 at the end where fewer than k keys are
-visible. NaN counts as -inf. The rule fixes the answer completely, so training, serving, reference
-and kernel agree: `torch.topk` alone does not (its order among ties is undefined, and -0.0 ties with
-0.0).
+lowest index wins; the result is ascending and padded with -1 at the end where fewer than k keys are
+visible. NaN counts as -inf. The rule determines the result completely, so training, serving,
+reference and kernel agree: `torch.topk` alone does not (its order among ties is undefined, and
+-0.0 ties with 0.0).
 
 `index_topk` scores (see index_scores) and selects chunk by chunk; query t sees past + t + 1 keys.
 `index_topk_varlen` does so for a whole packed step at once, training, prefill or decode: a row for
@@ -21,10 +21,10 @@ visible_BQ[b, q] of them. Keys are counted within the sequence. It never syncs w
 that a CUDA graph can capture it.
 Nothing here is differentiable.
 
-On an NVIDIA GPU one launch scores a block of queries of many documents (Triton), one chooses (CUDA
+On an NVIDIA GPU one launch scores a block of queries of many documents (Triton), one selects (CUDA
 C++), and only that block's scores exist. They are rounded in another order than the reference's, so
-keys that differ by less than rounding may be ranked differently; on equal scores both choose the
-same keys. Without Triton or NVRTC, for float64 and for k above 4096 the reference answers.
+keys that differ by less than rounding may be ranked differently; on equal scores both select
+the same keys. Without Triton or NVRTC, for float64 and for k above 4096 the reference is used.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Reference of deterministic top-k. T queries, S keys, K selected, Q a chunk of T.
 
-Of a batch: B sequences, Q queries each, N = B * Q, M keys at most, H heads.
+In a decode batch: B sequences, Q queries each, N = B * Q, M maximum keys, H heads.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from paddock.kernels.spans import Span
 from paddock.kernels.workspace import chunks, scratch_bytes
 
 PAD = -1
-FEW = 8  # rows that are looked at one by one: a step of decoding has no more
+FEW = 8  # rows processed one by one: a decode step has no more
 
 
 def topk_indices(score_TS: Tensor, k: int) -> Tensor:
@@ -33,7 +33,7 @@ def topk_indices(score_TS: Tensor, k: int) -> Tensor:
 
 
 def _by_topk(score_TS: Tensor, k: int) -> Tensor:
-    """torch.topk for one more than wanted: if that one alone is the worst, no tie needs a rule."""
+    """torch.topk of k + 1: if that one alone is the worst, no tie needs a rule."""
     top = score_TS.topk(k + 1, dim=-1, sorted=False)
     worst_TK = top.values == top.values.amin(-1, keepdim=True)
     index_TK = top.indices.masked_fill(worst_TK, score_TS.shape[1]).sort(-1).values[:, :k]
@@ -65,8 +65,8 @@ def _lowest_of_ties(score_TS: Tensor, k: int) -> Tensor:
     score_TS = score_TS.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     worst_T1 = score_TS.topk(k, dim=-1, sorted=True).values[:, -1:]
     above_TS, equal_TS = score_TS > worst_T1, score_TS == worst_T1  # -0.0 equals 0.0
-    room_T1 = k - above_TS.sum(-1, keepdim=True)
-    kept_TS = above_TS | (equal_TS & (equal_TS.cumsum(-1) <= room_T1))
+    ties_kept_T1 = k - above_TS.sum(-1, keepdim=True)
+    kept_TS = above_TS | (equal_TS & (equal_TS.cumsum(-1) <= ties_kept_T1))
     return kept_TS.nonzero()[:, 1].view(-1, k)
 
 
@@ -96,7 +96,7 @@ def _row_by_row(score_TS: Tensor, visible_T: Tensor, k: int) -> Tensor:
 
 
 def _padded(index_TK: Tensor, visible_T: Tensor, k: int) -> Tensor:
-    # A short row also "kept" hidden keys; they come last, because the visible ones are a prefix.
+    # A short row also selected hidden keys; they come last, because the visible ones are a prefix.
     index_TK = index_TK.masked_fill(index_TK >= visible_T.unsqueeze(1), PAD)
     return F.pad(index_TK, (0, k - index_TK.shape[1]), value=PAD).int()
 

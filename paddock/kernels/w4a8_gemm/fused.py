@@ -10,16 +10,16 @@ from paddock.kernels.dispatch import can_use_kernel, has_triton, is_enabled
 
 from .reference import PackedWeight, QuantizedActivations
 
-LEAST_BLOCK = 32  # columns an int8 tensor core takes at least
-WIDEST_BLOCK = 128
-WIDEST_ROW = 16_384
-MOST_EXPERTS = 1024
-# Exact division is what rounding takes; up to so many rows, programs share a row's columns.
+MIN_BLOCK = 32  # minimum columns of an int8 tensor core
+MAX_BLOCK = 128
+MAX_ROW_WIDTH = 16_384
+MAX_EXPERTS = 1024
+# Exact division dominates quantization; up to this many rows, programs share the columns of a row.
 SHARED_ROWS, SHARED_PART = 64, 1024
 
 
 def rounds(x_RD: Tensor) -> bool:
-    return can_use_kernel("w4a8_gemm", x_RD) and x_RD.numel() > 0 and x_RD.shape[1] <= WIDEST_ROW
+    return can_use_kernel("w4a8_gemm", x_RD) and x_RD.numel() > 0 and x_RD.shape[1] <= MAX_ROW_WIDTH
 
 
 def suits(rows: QuantizedActivations, weight: PackedWeight) -> bool:
@@ -30,28 +30,28 @@ def suits(rows: QuantizedActivations, weight: PackedWeight) -> bool:
         and rows.integer_RD.get_device() == torch.cuda.current_device()
         and has_triton()
         and rows.count > 0
-        and weight.integer.shape[0] <= MOST_EXPERTS
-        and block_columns(weight) >= LEAST_BLOCK
+        and weight.integer.shape[0] <= MAX_EXPERTS
+        and block_columns(weight) >= MIN_BLOCK
     )
 
 
 def block_columns(weight: PackedWeight) -> int:
-    """The columns multiplied at a time: a power of two that divides what a pass walks over and a
-    group of scales, so that no block needs a mask or two scales."""
-    walked = weight.integer.shape[-1]
+    """Columns multiplied at a time: a power of two that divides the stored columns and a group of
+    scales, so that no block needs a mask or two scales."""
+    stored = weight.integer.shape[-1]
     if weight.scale_XFG.shape[-1] == 1:
-        shared = walked
+        shared = stored
     else:
         shared = weight.group
-        while walked % shared:  # a group may reach over the middle of a packed row
+        while stored % shared:  # a group may span the middle of a packed row
             shared //= 2
-    return min(WIDEST_BLOCK, shared & -shared)
+    return min(MAX_BLOCK, shared & -shared)
 
 
 @dataclass(frozen=True, slots=True)
 class GemmTile:
-    """How the work is cut: outputs, rows and columns of a block, and how many ways the warps of a
-    program share its columns."""
+    """Tile sizes: outputs, rows and columns of a block, and how many ways the warps of a program
+    split its columns."""
 
     outputs: int
     rows: int
@@ -61,13 +61,13 @@ class GemmTile:
     stages: int
 
     def fitted(self, weight: PackedWeight) -> "GemmTile":
-        """The same with no more columns and slices than divide those of the weight."""
+        """The tile with columns and slices reduced until they divide those of the weight."""
         columns = min(self.columns, block_columns(weight))
         blocks = weight.integer.shape[-1] // columns
         return replace(self, columns=columns, slices=min(self.slices, blocks & -blocks))
 
 
-# By the most rows that a matrix has on average; beyond the last, the last. Timed on an H200 with
+# By maximum average rows per matrix; above the last, the last. Measured on an H200 with
 # `python -m benchmarks.quant_gpu tiles`.
 LARGE = {512: GemmTile(128, 128, 64, slices=1, warps=8, stages=4)}
 # One matrix with long rows has few programs, whose warps share the columns.
@@ -96,24 +96,24 @@ def tile_for(rows: int, weight: PackedWeight) -> GemmTile:
     experts, _, width = weight.integer.shape
     tiles = STACK if experts > 1 else ONE_NARROW if width <= NARROW else ONE
     each = -(-rows // min(rows, experts))
-    chosen = next((tile for most, tile in tiles.items() if each <= most), tiles[max(tiles)])
+    chosen = next((tile for max_rows, tile in tiles.items() if each <= max_rows), tiles[max(tiles)])
     return chosen.fitted(weight)
 
 
 def shifts_words(device: torch.device) -> bool:
-    """Whether four bytes may be shifted as one word, which takes an instruction of NVIDIA's."""
+    """Whether four bytes may be shifted as one word, which needs an NVIDIA instruction."""
     return device.type == "cuda" and torch.version.hip is None
 
 
 def quantize_per_token(x_RD: Tensor) -> QuantizedActivations:
-    return _rounded(x_RD, x_RD.shape[1], gated=False)
+    return _quantize(x_RD, x_RD.shape[1], gated=False)
 
 
 def silu_and_mul_quantize(both_RG: Tensor) -> QuantizedActivations:
-    return _rounded(both_RG, both_RG.shape[1] // 2, gated=True)
+    return _quantize(both_RG, both_RG.shape[1] // 2, gated=True)
 
 
-def _rounded(x_RX: Tensor, D: int, *, gated: bool) -> QuantizedActivations:
+def _quantize(x_RX: Tensor, D: int, *, gated: bool) -> QuantizedActivations:
     from . import triton as kernels
 
     R = len(x_RX)
@@ -149,7 +149,7 @@ def multiply(
     tile: GemmTile,
     source_R: Tensor | None = None,
 ) -> Tensor:
-    """The product cut as `tile` says, which fits the weight."""
+    """The product with this tile, which must fit the weight."""
     from . import triton as kernels
 
     (R, D), (E, F, _) = rows.integer_RD.shape, weight.integer.shape
@@ -158,11 +158,11 @@ def multiply(
         R = len(source_R)
     device = rows.integer_RD.device
     out_RF = torch.empty(R, F, dtype=dtype, device=device)
-    # At most so many blocks of rows have any: an expert's last one may be half empty.
+    # Upper bound of blocks with rows: the last block of an expert may be partly empty.
     blocks = -(-R // tile.rows) if E == 1 else min(R, E) + R // tile.rows
     kernels.multiply[(blocks, -(-F // tile.outputs))](
         rows.integer_RD.contiguous(), rows.scale_R, source_R, weight.integer, weight.scale_XFG,
-        None if E == 1 else _counted(counts_E, device), out_RF, R, F,
+        None if E == 1 else _counts_on(counts_E, device), out_RF, R, F,
         D=D, E=E, BE=1 << (E - 1).bit_length(), G=weight.scale_XFG.shape[-1],
         PACKED=weight.packed, BF=tile.outputs, BN=tile.rows, BK=tile.columns, SLICES=tile.slices,
         WORDS=shifts_words(device), num_warps=tile.warps, num_stages=tile.stages,
@@ -170,7 +170,7 @@ def multiply(
     return out_RF
 
 
-def _counted(counts_E: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+def _counts_on(counts_E: Sequence[int] | Tensor, device: torch.device) -> Tensor:
     if isinstance(counts_E, Tensor):
         return counts_E.to(device)
     return torch.tensor(counts_E, dtype=torch.int32, device=device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LIMIT = 127
-# So many products of two int8 add up exactly in float32: 1040 * 127 * 127 < 2^24.
+# Number of int8 products that float32 sums exactly: 1040 * 127 * 127 < 2^24.
 EXACT = 1040
 
 
@@ -61,7 +61,7 @@ class PackedWeight:
 
 def pack_halves(integer_XFD: Tensor) -> Tensor:
     """int4 values two to a byte: the left half of the columns low, the right half high. So a kernel
-    that walks along the bytes meets two runs of neighbouring columns and need not interleave them.
+    that reads along the bytes gets two contiguous runs of columns and need not interleave them.
 
     >>> pack_halves(torch.tensor([[1, 2, -1, -8]], dtype=torch.int8)).tolist()
     [[-15, -126]]
@@ -81,7 +81,7 @@ def unpack_halves(byte_XFH: Tensor) -> Tensor:
 
 
 def quantize_per_token(x_RD: Tensor) -> QuantizedActivations:
-    """Each row by its own largest number; a row of zeros keeps zeros."""
+    """Each row by its absolute maximum; a row of zeros stays zero."""
     x_RD = x_RD.float()
     largest_R = x_RD.abs().amax(-1)
     scale_R = largest_R / torch.full_like(largest_R, LIMIT)  # a GPU would multiply by 1 / LIMIT
@@ -105,10 +105,10 @@ def int_grouped_gemm(
     out_RF = rows.scale_R.new_empty(rows.count, weight.integer.shape[1])
     start = 0
     for expert, count in enumerate(counts):
-        mine = slice(start, start + count)
+        own_rows = slice(start, start + count)
         if count:
             one = PackedWeight(weight.integer[expert], weight.scale_XFG[expert], weight.packed)
-            out_RF[mine] = _product(rows.integer_RD[mine], one)
+            out_RF[own_rows] = _product(rows.integer_RD[own_rows], one)
         start += count
     return (out_RF * rows.scale_R.unsqueeze(-1)).to(dtype)
 
@@ -117,8 +117,8 @@ def _product(integer_ND: Tensor, weight: PackedWeight) -> Tensor:
     integer_FD, scale_FG = weight.integer_XFD, weight.scale_XFG
     out_NF: Tensor | None = None
     for g, columns in enumerate(range(0, weight.inputs, weight.group)):
-        here = slice(columns, columns + weight.group)
-        sum_NF = integer_mm(integer_ND[:, here], integer_FD[:, here]).float() * scale_FG[:, g]
+        group = slice(columns, columns + weight.group)
+        sum_NF = integer_mm(integer_ND[:, group], integer_FD[:, group]).float() * scale_FG[:, g]
         out_NF = sum_NF if out_NF is None else out_NF + sum_NF
     assert out_NF is not None
     return out_NF
@@ -137,12 +137,12 @@ def integer_mm(a_ND: Tensor, b_FD: Tensor) -> Tensor:
 
 @cache
 def cpu_multiplies_exactly() -> bool:
-    """Whether this CPU's int8 product is one: older ones add pairs in 16 bits, which overflow."""
+    """Whether int8 products are exact here: older CPUs add pairs in 16 bits, which overflow."""
     a_ND = torch.full((17, 128), 127, dtype=torch.int8)
     b_FD = a_ND.clone()
     b_FD[1::2] = -127
     try:
-        found_NF = torch._int_mm(a_ND, b_FD.T)
+        product_NF = torch._int_mm(a_ND, b_FD.T)
     except RuntimeError:
         return False
-    return torch.equal(found_NF, a_ND.int() @ b_FD.int().T)
+    return torch.equal(product_NF, a_ND.int() @ b_FD.int().T)

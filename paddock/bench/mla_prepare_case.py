@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paddock.bench.kernel_inputs import RandomInputs
 
 
-def latent_prepare(inputs: "RandomInputs") -> "Call":
+def mla_prepare(inputs: "RandomInputs") -> "Call":
     """Both launches; returns everything they write."""
     import torch
 
