@@ -21,8 +21,8 @@ from pathlib import Path
 from random import Random
 
 import torch
-
 from benchmarks.raise_base import CHAIN, SEEDS, settings_of, trained
+
 from benchmarks.table import Claim, print_claims
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.model import Transformer, preset
 
@@ -105,11 +105,11 @@ def claims(lengths: Sequence[int] = (512, 2048, 8192), repeats: int = 5) -> list
                 ("memory", peaks, 2**-20, "MiB"),
             ):
                 rows.append(
-                    times_better(
+                    speedup(
                         f"forward, {length} tokens, {quantity} against transformers sdpa",
                         values["paddock"] * scale,
                         values["transformers"] * scale,
-                        least=TARGETS.get((length, quantity)),
+                        min_ratio=TARGETS.get((length, quantity)),
                         unit=unit,
                     )
                 )

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quant_served import decode_claims, layer_claims
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.checkpoint import save_pretrained
 from paddock.kernels.w4a8_gemm import (
     PackedWeight,
@@ -160,7 +160,7 @@ def _product_claim(name: str, rows: int) -> Claim:
     )
     ours, theirs, alone = _timed(arms, turns)
     what = f"W4A8 {name} {F} x {D}, {rows} rows, rounding included, against bfloat16"
-    claim = times_better(what, ours, theirs, least=_least(rows), unit="us")
+    claim = speedup(what, ours, theirs, min_ratio=_least(rows), unit="us")
     return replace(claim, measured=f"{claim.measured}; product alone {alone:.1f}")
 
 
@@ -207,7 +207,7 @@ def _expert_claim(tokens: int) -> Claim:
     ]
     ours, alone, *bfloat16 = _timed(arms, 4)
     what = f"W4A8 gate and up of 256 experts, {tokens} tokens of 8, against the faster bfloat16"
-    claim = times_better(what, ours, min(bfloat16), least=2.3, unit="us")
+    claim = speedup(what, ours, min(bfloat16), min_ratio=2.3, unit="us")
     others = " / ".join(f"{us:.1f}" for us in bfloat16)
     told = f"{claim.measured}; product alone {alone:.1f}; bfloat16 grouped / few {others}"
     return replace(claim, measured=told)

@@ -28,7 +28,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.records import Completion, Message, Segment
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import SpecialToken, Tokenizer, train_tokenizer
@@ -396,7 +396,7 @@ def claims(processes: int | None = None) -> list[Claim]:
     for at_once in (8, 64):
         ours, theirs = (1e3 * cost for cost in way_out(at_once, max(4, 2000 // at_once)))
         what = f"a request to an engine, {at_once} at once, against httpx"
-        found.append(times_better(what, ours, theirs, least=2.0, unit="ms of a core"))
+        found.append(speedup(what, ours, theirs, min_ratio=2.0, unit="ms of a core"))
     session, size, began = long_session()
     found.append(
         Claim(

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.model import AttentionMetadata, Transformer, preset
@@ -132,11 +132,11 @@ def against_transformers(counts: Sequence[int], new: int, repeats: int) -> list[
 def compare(spent: dict[str, list[float]], count: int, new: int) -> list[Claim]:
     middle = {name: statistics.median(values) * 1e3 for name, values in spent.items()}
     return [
-        times_better(
+        speedup(
             f"{count} requests, {PREFIX} + {OWN} tokens in, {new} out, against {name}",
             middle["paddock"],
             middle[name],
-            least=TARGETS.get(count),
+            min_ratio=TARGETS.get(count),
             unit="ms",
         )
         for name in middle

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import copy_rate, medians
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineSettings, Request, RequestOutput, resolve_kv_cache_config
 from paddock.engine.cuda_graphs import CudaGraphRunner, UniformDecodeBatch
@@ -237,9 +237,9 @@ def against_transformers(
         finally:
             torch.cuda.empty_cache()
         name = f"{where}, batch 1: time per token against transformers"
-        yield times_better(name, token_ms[length], token, least=None, unit="ms")
+        yield speedup(name, token_ms[length], token, min_ratio=None, unit="ms")
         name, least = f"{where}: first token against transformers", FIRST_LEAST.get(length)
-        yield times_better(name, first_ms[length], first, least=least, unit="ms")
+        yield speedup(name, first_ms[length], first, min_ratio=least, unit="ms")
 
 
 # --- drafts ---------------------------------------------------------------------------------------

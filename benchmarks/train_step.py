@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks.step_profile import print_profile, synchronize
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.data import PackedBatch
 from paddock.model import ModelConfig, Transformer, preset
 from paddock.model.cost import TrainingWorkload, mfu, training_flops
@@ -164,11 +164,11 @@ def claims(
         ours, theirs = rates.get("adamw"), rates.get("transformers")
         if ours and theirs:
             rows.append(
-                times_better(
+                speedup(
                     f"{name} {shape}: time a token against transformers",
                     1e6 / ours,
                     1e6 / theirs,
-                    least=TARGETS.get((name, shape)),
+                    min_ratio=TARGETS.get((name, shape)),
                     unit="us",
                 )
             )
