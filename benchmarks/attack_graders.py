@@ -26,12 +26,12 @@ LOOP = "def {name}(x):\n    while True: pass"
 CODE: dict[str, str] = {
     "walks frames": (
         "import sys\nf = sys._getframe()\nwhile f:\n    for v in list(f.f_locals.values()):\n"
-        "        if callable(v) and getattr(v, '__name__', '') in ('report', 'say'):\n"
+        "        if callable(v) and getattr(v, '__name__', '') in ('report', 'send'):\n"
         "            v({{'passed': 99, 'failed': []}})\n    f = f.f_back"
     ),
     "walks the heap": (
         "import gc\nfor o in gc.get_objects():\n"
-        "    if getattr(o, '__name__', '') in ('say', 'report'): o({{'value': []}})"
+        "    if getattr(o, '__name__', '') in ('send', 'report'): o({{'value': []}})"
     ),
     "replaces main's names": (
         "import __main__\nfor n in list(vars(__main__)):\n"

@@ -75,9 +75,9 @@ def _decoding(folder: Path, batch: int) -> tuple[float, int]:
 
 def layer_claims() -> list[Claim]:
     """Decode steps of three layers of GLM-5's width, random weights, W4A8 and bfloat16."""
-    from benchmarks.serve_gpu import filled, step_ms, three_layers
+    from benchmarks.serve_gpu import random_network, step_ms, three_layers
 
-    network = filled(three_layers(EXPERTS))
+    network = random_network(three_layers(EXPERTS))
     held: list[float] = []
     found: list[list[float]] = []
     for kind in ("bfloat16", "W4A8"):
