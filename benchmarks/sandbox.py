@@ -115,9 +115,7 @@ def left_behind() -> dict[str, object]:
     return {
         "processes": sleeping,
         "children": len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
-        "mounts": [
-            row for row in mounts if "/containers/" not in row
-        ],  # of the container engine itself
+        "mounts": [row for row in mounts if "/containers/" not in row],  # the engine's own
         "groups": sorted(groups),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }

@@ -100,8 +100,8 @@ def seconds(arms: dict[str, Arm], count: int, new: int, repeats: int) -> dict[st
 
 
 def agreement(arms: dict[str, Arm], count: int, new: int) -> float:
-    """Share of replies with identical tokens in two arms. Not all: index scores have exact ties whose
-    order transformers does not define, and random weights give many near-ties."""
+    """Share of replies with identical tokens in two arms. Not all: index scores have exact ties,
+    whose order transformers does not define, and random weights give many near-ties."""
     ours, theirs = (reply(prompts(count, seed=9), new) for reply in list(arms.values())[:2])
     return sum(a == b for a, b in zip(ours, theirs, strict=True)) / count
 
