@@ -163,9 +163,7 @@ def main() -> None:
     index_TK = random_topk(count, length, options.topk)
     case = Case(spans, index_TK, options.heads, options.dim)
     print(f"{'mask':28}{milliseconds(lambda: KeyBlockMask.of(index_TK, spans)):.2f} ms to build")
-    print(
-        f"{'transposed mask':28}{milliseconds(lambda: case.kept.turned(spans)):.2f} ms to transpose"
-    )
+    print(f"{'transposed mask':28}{milliseconds(lambda: case.kept.turned(spans)):.2f} ms to build")
     print(f"{'top-k masked':28}{case.rates()}", flush=True)
     print_baselines(case, count)
     if options.block_sizes:

@@ -112,7 +112,7 @@ def _figure(
     fits = True
     try:
         error = relative_error(ours, theirs, x_TD.detach())
-        assert error < TOLERANCE, f"the outputs are {error:.3g} relative_error"
+        assert error < TOLERANCE, f"relative error of the outputs: {error:.3g}"
         ms, peer_ms = medians([timed(ours), timed(theirs)], repeats=5, warm=1)
     except torch.OutOfMemoryError:
         fits = False

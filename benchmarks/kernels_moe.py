@@ -1,8 +1,8 @@
 """The routed experts of a GLM-5 layer on one GPU, against PyTorch's grouped GEMM.
 
-256 experts of 6144 -> 2048, eight per token, bfloat16, uniform random routing. The baseline is plain
-PyTorch: a stable sort by expert, gathered rows, `torch._grouped_mm`, silu(gate) * up, a second
-grouped GEMM, outputs weighted and summed by `index_add_`. Routing itself is in neither.
+256 experts of 6144 -> 2048, eight per token, bfloat16, uniform random routing. The baseline is
+plain PyTorch: a stable sort by expert, gathered rows, `torch._grouped_mm`, silu(gate) * up, a
+second grouped GEMM, outputs weighted and summed by `index_add_`. Routing itself is in neither.
 """
 
 from collections.abc import Callable, Iterator
