@@ -10,6 +10,7 @@ half forward and five backward. The baseline is PyTorch's causal attention to ev
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -158,6 +159,8 @@ def main() -> None:
     parser.add_argument("--topk", type=int, default=1024)
     parser.add_argument("--block-sizes", action="store_true")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("needs a GPU")
     count, length = options.documents, options.tokens
     spans = tuple(Span(i * length, length, i * length, length) for i in range(count))
     index_TK = random_topk(count, length, options.topk)

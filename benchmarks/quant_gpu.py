@@ -321,6 +321,8 @@ SECTIONS: dict[str, Callable[[], list[Claim]]] = {
 
 
 def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("needs a GPU")
     for name in sys.argv[1:] or [*SECTIONS, "tiles"]:
         if name == "tiles":
             for line in tile_lines():
