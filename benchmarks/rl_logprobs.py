@@ -98,7 +98,7 @@ def sample(engine: Engine, rollouts: int, seed: int, vocab: int) -> list[PolicyS
 def max_logprob_diff(learner: Learner, samples: list[PolicySample]) -> float:
     batch = pack_samples(samples)
     found = compute_logprobs(learner.trainer.network, batch)
-    return float(np.abs(found - batch.columns["rollout"])[batch.loss_mask_T].max())
+    return float(np.abs(found - batch.columns["rollout_logprobs"])[batch.loss_mask_T].max())
 
 
 def logprob_claims(learner: Learner, network: Transformer) -> list[Claim]:
