@@ -72,7 +72,7 @@ def generators() -> list[Claim]:
     settings.append(("hops", range(2, 6), "search"))
     for key, values, name in settings:
         for value in values:
-            more = {"entities": 2000, "questions": 1500} if name == "search" else {}
+            more = {"num_entities": 2000, "num_questions": 1500} if name == "search" else {}
             taskset: Any = make(name, {key: value, **more})
             count = min(TASKS, taskset.size("train") or TASKS)
             passed = count_sound(taskset, [taskset.task(index) for index in range(count)])
