@@ -1,4 +1,4 @@
-"""Hostile structured-output requests, while other clients ask for plain and structured replies.
+"""Hostile structured-output requests, while other clients send plain and structured requests.
 
 python -m benchmarks.attack_grammars
 """
@@ -15,8 +15,8 @@ import httpx
 
 from benchmarks.table import Claim, print_claims
 
-BOUND_S = 60.0  # for any hostile request to be answered, refused or not
-PATIENCE_S = 30.0  # for anybody else
+HOSTILE_TIMEOUT_S = 60.0  # for the response to a hostile request, rejected or not
+OTHERS_TIMEOUT_S = 30.0  # for the requests of other clients
 
 
 def _levels(item: str, levels: int) -> str:
@@ -74,59 +74,66 @@ def claims() -> list[Claim]:
         tempfile.TemporaryDirectory() as folder,
         serving(random_model(Path(folder) / "model")) as server,
     ):
-        over = Event()
+        done = Event()
         with ThreadPoolExecutor(8) as pool:
-            others = [pool.submit(_others, server.url, over, i) for i in range(2)]
+            others = [pool.submit(_others, server.url, done, i) for i in range(2)]
             try:
                 found = list(pool.map(lambda each: _attack(server.url, *each), HOSTILE))
             finally:
-                over.set()
+                done.set()
             slowest = max(each.result() for each in others)
-        left = server.audit()
-    late = [f"{HOSTILE[i][0]} {i}: {s:.1f} s" for i, (_, s) in enumerate(found) if s > BOUND_S]
+        leaked = server.audit()
+    late = [
+        f"{HOSTILE[i][0]} {i}: {s:.1f} s" for i, (_, s) in enumerate(found) if s > HOSTILE_TIMEOUT_S
+    ]
     faults = [f"{HOSTILE[i][0]} {i}: {code}" for i, (code, _) in enumerate(found) if code == 0]
     return [
         Claim(
-            name=f"{len(HOSTILE)} hostile grammars are answered or refused",
-            target=f"within {BOUND_S:g} s",
+            name=f"{len(HOSTILE)} hostile grammars are served or rejected",
+            target=f"within {HOSTILE_TIMEOUT_S:g} s",
             measured=", ".join(late + faults) or f"slowest {max(s for _, s in found):.1f} s",
             holds=not late and not faults,
         ),
         Claim(
-            name="others' plain and structured chats meanwhile",
-            target=f"within {PATIENCE_S:g} s",
+            name="concurrent chats of other clients",
+            target=f"within {OTHERS_TIMEOUT_S:g} s",
             measured=f"slowest {slowest:.1f} s",
-            holds=slowest <= PATIENCE_S,
+            holds=slowest <= OTHERS_TIMEOUT_S,
         ),
-        Claim(name="left behind", target="nothing", measured=str(left), holds=not left),
+        Claim(name="leaked resources", target="none", measured=str(leaked), holds=not leaked),
     ]
 
 
 def _attack(url: str, kind: str, value: Any) -> tuple[int, float]:
-    """The status, 0 if there was none, and the seconds it took."""
+    """HTTP status (0: no response) and seconds."""
     params = {"max_new_tokens": 40, kind: value}
     body = json.dumps({"text": "hello", "sampling_params": params})
     started = time.monotonic()
     try:
-        status = httpx.post(f"{url}/generate", content=body, timeout=4 * BOUND_S).status_code
+        status = httpx.post(
+            f"{url}/generate", content=body, timeout=4 * HOSTILE_TIMEOUT_S
+        ).status_code
     except httpx.HTTPError:
         status = 0
     return status, time.monotonic() - started
 
 
-def _others(url: str, over: Event, which: int) -> float:
-    """The slowest of one client's chats until the attack is over."""
-    slowest, asked = 0.0, 0
+def _others(url: str, done: Event, which: int) -> float:
+    """The slowest chat of one client until the attack is over."""
+    slowest, count = 0.0, 0
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
-    while not over.is_set():
-        asked += 1
-        if which:  # a schema nobody has asked for yet
-            schema = {"type": "integer", "minimum": asked}
-            form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-            body |= {"response_format": form}
+    while not done.is_set():
+        count += 1
+        if which:  # a new schema every time: not in the grammar cache
+            schema = {"type": "integer", "minimum": count}
+            response_format = {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": schema},
+            }
+            body |= {"response_format": response_format}
         started = time.monotonic()
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=4 * PATIENCE_S)
-        answer.raise_for_status()
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=4 * OTHERS_TIMEOUT_S)
+        response.raise_for_status()
         slowest = max(slowest, time.monotonic() - started)
     return slowest
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.attack_requests [--quick]
 
-None may be answered by a fault of the server, hang, leak what is not the client's, or stop the
-service; when all is over nothing is left running, and memory was bounded throughout.
+None may cause a server error, hang, leak other clients' data, or stop the service; afterwards no
+request is running, and memory was bounded throughout.
 """
 
 import argparse
@@ -37,16 +37,16 @@ from tests.serve.attacks import (
 from tests.serve.school import CONTEXT, tokenizer
 
 IDLE = 400  # connections at once
-MEGABYTES = 1000  # that a server may take more, at any time, for a single client's 32 MB
+MAX_GROWTH_MB = 1000  # of the server's peak memory, for requests of up to 32 MB
 SECRET = "a-secret-of-the-environment"
 
 
 def claims(*, quick: bool = False) -> list[Claim]:
     with TemporaryDirectory() as scratch:
-        folder, runs = newborn(Path(scratch) / "model"), Path(scratch) / "runs"
+        folder, runs = random_model(Path(scratch) / "model"), Path(scratch) / "runs"
         write_rl_run(runs / "rl")
         log = Path(scratch) / "log"
-        with running("serve", str(folder), "--pages", "512", log=log) as (url, process):
+        with running("serve", str(folder), "--num-pages", "512", log=log) as (url, process):
             found = [*against_serve(url, process, quick=quick)]
         found.append(log_claim(log))
         with running("dash", str(runs), log=log) as (url, process):
@@ -54,7 +54,7 @@ def claims(*, quick: bool = False) -> list[Claim]:
     return found
 
 
-def newborn(folder: Path) -> Path:
+def random_model(folder: Path) -> Path:
     """A small model with random weights."""
     words = tokenizer()
     config = latent_config(
@@ -72,7 +72,7 @@ def newborn(folder: Path) -> Path:
 
 @contextmanager
 def running(*arguments: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A command of ours that listens, and where."""
+    """A running paddock server: its URL and process."""
     command = [sys.executable, "-m", "paddock.cli", *arguments, "--port", "0"]
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -84,87 +84,87 @@ def running(*arguments: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[
         )
         assert process.stdout is not None
         try:
-            told = ""
+            printed = ""
             for line in process.stdout:
-                told += line
-                if line.startswith(("ready", "Ctrl-C")):
+                printed += line
+                if line.startswith(("ready", "press Ctrl-C")):
                     break
-            yield re.findall(r"http://[\d.]+:\d+", told)[0], process
+            yield re.findall(r"http://[\d.]+:\d+", printed)[0], process
         finally:
             process.terminate()
             process.wait(60)
 
 
 def against_serve(url: str, process: subprocess.Popen[str], *, quick: bool) -> Iterator[Claim]:
-    before = megabytes(process)
-    every = list(serve_attacks())[:: 40 if quick else 1]
-    yield outcome("serve", url, every, lambda: chats(url))
+    before = peak_megabytes(process)
+    attacks = list(serve_attacks())[:: 40 if quick else 1]
+    yield attack_claim("serve", url, attacks, lambda: chats(url))
     yield idle_claim(url)
     yield Claim(
-        name="serve: nothing is left running, and it still answers",
+        name="serve: no request is left running, chat still works",
         target="0 requests",
-        measured=f"{settled(url)} requests, chat {'answered' if chats(url) else 'refused'}",
-        holds=settled(url) == 0 and chats(url),
+        measured=f"{unfinished_requests(url)} requests, chat {'works' if chats(url) else 'fails'}",
+        holds=unfinished_requests(url) == 0 and chats(url),
     )
-    grown = megabytes(process) - before
+    growth = peak_megabytes(process) - before
     yield Claim(
-        name="serve: the most memory it took",
-        target=f"< {MEGABYTES} MB more",
-        measured=f"{grown:.0f} MB more than {before:.0f}",
-        holds=grown < MEGABYTES,
+        name="serve: growth of peak memory",
+        target=f"< {MAX_GROWTH_MB} MB",
+        measured=f"{growth:.0f} MB, from {before:.0f} MB",
+        holds=growth < MAX_GROWTH_MB,
     )
 
 
 def against_dash(url: str, process: subprocess.Popen[str]) -> list[Claim]:
-    def lives() -> bool:
+    def is_alive() -> bool:
         return process.poll() is None and httpx.get(url + "/api/runs").status_code == 200
 
-    return [outcome("dash", url, list(dash_attacks()), lives)]
+    return [attack_claim("dash", url, list(dash_attacks()), is_alive)]
 
 
-def outcome(name: str, url: str, attacks: Iterable[Attack], lives: object) -> Claim:
-    """How many attacks were taken badly, and whether the service answers after each."""
-    assert callable(lives)
+def attack_claim(name: str, url: str, attacks: Iterable[Attack], is_alive: object) -> Claim:
+    """Attacks that were mishandled; the service must still respond after each."""
+    assert callable(is_alive)
     bad: dict[str, str] = {}
     count = 0
     for count, attack in enumerate(attacks, 1):
         why = complaint(url, attack)
-        if not why and (count % 25 == 0 or attack.leaves) and not lives():
-            why = "the service does not answer afterwards"
+        if not why and (count % 25 == 0 or attack.leaves) and not is_alive():
+            why = "the service does not respond afterwards"
         if why:
             bad[attack.name] = why
     kinds = ", ".join(f"{n} x {why}" for why, n in Counter(bad.values()).most_common(3))
     first = next(iter(bad), "")
     return Claim(
         name=f"{name}: {count} malformed or hostile requests",
-        target="no fault, hang, leak or stop",
-        measured=f"{len(bad)} taken badly" + (f": {first}: {kinds}"[:300] if bad else ""),
+        target="no error, hang, leak or crash",
+        measured=f"{len(bad)} mishandled" + (f": {first}: {kinds}"[:300] if bad else ""),
         holds=not bad,
     )
 
 
 def idle_claim(url: str) -> Claim:
-    """Hundreds of connections that send nothing, or half a request, while others are answered."""
+    """Hundreds of connections that send nothing or half a request, while others are served."""
     host, port = url.removeprefix("http://").split(":")
-    begun = (b"", b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"GET /")
+    partial = (b"", b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"GET /")
     with ExitStack() as stack:
         socks = [
             stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
             for _ in range(IDLE)
         ]
         for i, sock in enumerate(socks):
-            sock.sendall(begun[i % len(begun)])
-        answered = chats(url)
-        closed = sum(hung_up(sock) for sock in socks)
+            sock.sendall(partial[i % len(partial)])
+        served = chats(url)
+        closed = sum(is_closed(sock) for sock in socks)
     return Claim(
         name=f"serve: {IDLE} idle or half-sent connections",
-        target="others are answered, all are closed",
-        measured=f"chat {'answered' if answered else 'refused'}, {closed} closed",
-        holds=answered and closed == IDLE,
+        target="others are served, all are closed",
+        measured=f"chat {'works' if served else 'fails'}, {closed} closed",
+        holds=served and closed == IDLE,
     )
 
 
-def hung_up(sock: socket.socket) -> bool:
+def is_closed(sock: socket.socket) -> bool:
     try:
         return sock.recv(1) == b""
     except ConnectionError:
@@ -176,12 +176,12 @@ def hung_up(sock: socket.socket) -> bool:
 def log_claim(log: Path) -> Claim:
     lines = log.read_text(errors="replace").splitlines()
     forged = [line for line in lines if line.endswith("INFO forged")]
-    faults = [line for line in lines if line.startswith("Traceback")]
+    errors = [line for line in lines if line.startswith("Traceback")]
     return Claim(
         name=f"serve: its log of {len(lines):,} lines",
         target="no forged line, no traceback, no secret",
-        measured=f"{len(forged)} forged, {len(faults)} tracebacks",
-        holds=not forged and not faults and SECRET not in log.read_text(errors="replace"),
+        measured=f"{len(forged)} forged, {len(errors)} tracebacks",
+        holds=not forged and not errors and SECRET not in log.read_text(errors="replace"),
     )
 
 
@@ -190,20 +190,20 @@ def chats(url: str) -> bool:
     return httpx.post(url + CHAT, json=body, timeout=60).status_code == 200
 
 
-def settled(url: str) -> int:
-    """Requests still there once there has been time to end them."""
-    left = -1
+def unfinished_requests(url: str) -> int:
+    """Requests that are still running or queued after up to 20 s."""
+    count = -1
     for _ in range(200):
         states = httpx.get(url + "/server_info", timeout=60).json()["internal_states"]
-        left = sum(s["num_running_reqs"] + s["num_waiting_reqs"] for s in states)
-        if left == 0:
+        count = sum(s["num_running_reqs"] + s["num_waiting_reqs"] for s in states)
+        if count == 0:
             break
         time.sleep(0.1)
-    return left
+    return count
 
 
-def megabytes(process: subprocess.Popen[str]) -> float:
-    """The most memory it has had at once so far."""
+def peak_megabytes(process: subprocess.Popen[str]) -> float:
+    """Peak resident memory so far."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1000
 

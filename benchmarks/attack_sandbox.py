@@ -1,11 +1,11 @@
-"""Attacks on sandboxes and on Harbor's tests: none gets out, earns, hangs or leaves anything.
+"""Attacks on sandboxes and on Harbor's verifier: no escape, reward, hang or leftover.
 
     python -m benchmarks.attack_sandbox [--backend bwrap|container]
 
-Three kinds, on every backend this machine has: system calls that the filter must refuse, ways out
-by shell or Python, and what an agent may try instead of solving a Harbor task. Whatever an attack
-prints with the word ESCAPED, or of a secret file of this machine, counts as a way out; a reward
-counts as earned. After each backend the machine is compared with before.
+Three kinds, on every available backend: system calls that seccomp must reject, escapes by shell or
+Python, and reward hacks that an agent may try instead of solving a Harbor task. An attack that
+prints ESCAPED, or the contents of a secret file of the host, counts as an escape. The state of the
+host is compared before and after each backend.
 """
 
 import argparse
@@ -44,10 +44,10 @@ LIMITS = ResourceLimits(
     disk_bytes=32 * MIB,
     cpu_seconds=20,
 )
-PATIENCE_S = 20.0  # of one attack
-LATEST_S = 120.0  # by when an attack must be over on a machine that is busy
+ATTACK_TIMEOUT_S = 20.0  # of one attack's command
+MAX_ATTACK_S = 120.0  # of one attack with sandbox start and close, on a busy machine
 
-# System calls by their numbers on x86_64: a name, the number, the arguments.
+# System calls: name, number on x86_64, arguments.
 NEW_USER, HIGH = 0x10000000, 1 << 32
 CALLS: tuple[tuple[str | int, ...], ...] = (
     ("ptrace of the first process", 101, 16, 1, 0, 0),
@@ -131,36 +131,36 @@ SHELL = {
     "echo /x > $f && echo ESCAPED; done",
     "leave the control group": "for d in $(find /sys/fs/cgroup -type d 2>/dev/null); do "
     "test -e $d/../cgroup.procs && echo $$ > $d/../cgroup.procs && echo ESCAPED; done",
-    "raise the group's limits": "for n in memory.max memory.limit_in_bytes pids.max cpu.max; do "
+    "raise cgroup limits": "for n in memory.max memory.limit_in_bytes pids.max cpu.max; do "
     "for f in $(find /sys/fs/cgroup -name $n 2>/dev/null); do echo max > $f && echo ESCAPED; "
     "echo 99999999999 > $f && echo ESCAPED; done; done",
     "raise own limits": "ulimit -n 999999 && echo ESCAPED; ulimit -u 99999 && echo ESCAPED",
-    "a process of the machine": "kill -0 {pid} && echo ESCAPED; kill -9 -1",
+    "a process of the host": "kill -0 {pid} && echo ESCAPED; kill -9 -1",
     "kill the first process": "kill -9 1; kill -TERM 1; sleep 0.2; kill -STOP 1; true",
-    "memory of the machine's processes": "cat /proc/{pid}/environ /proc/{pid}/maps && echo ESCAPED",
+    "memory of host processes": "cat /proc/{pid}/environ /proc/{pid}/maps && echo ESCAPED",
     "become root by setuid": "cp /usr/bin/id i; chmod 4755 i; su -s /bin/sh nobody -c ./i | "
     "grep -q euid=0 && echo ESCAPED",
     "remount": "mount -o remount,rw / && echo ESCAPED; mount -o remount,rw /usr && echo ESCAPED",
     "user namespace": "unshare -Urm true && echo ESCAPED",
     "enter a namespace": "nsenter -t 1 -a true && echo ESCAPED",
     "chroot out": "mkdir -p x; chroot x /bin/true; cat /proc/1/root{secret}",
-    "engine's socket": "ls /run/podman/*.sock /var/run/docker.sock && echo ESCAPED",
-    "a link for whoever reads": "ln -s {secret} /workspace/answer",
+    "container engine socket": "ls /run/podman/*.sock /var/run/docker.sock && echo ESCAPED",
+    "symlink to the secret": "ln -s {secret} /workspace/answer",
     "background daemon": "setsid nohup bash -c 'exec -a {mark} sleep 600' >/dev/null 2>&1 &",
     "endless output": "timeout 2 yes; true",
     "fork bomb": "f() {{ f | f & }}; f; sleep 1",
     "fill the disk": "head -c 64M /dev/zero > full; head -c 64M /dev/zero > /dev/shm/full; true",
     "many files": "timeout 5 sh -c 'i=0; while :; do : > f$i; i=$((i+1)); done'; true",
 }
-# The same by Python; `found(text)` says that it is a way out.
+# The same in Python; `found(text)` reports an escape.
 PYTHON = {
-    "reach the machine's server": """
+    "reach a server of the host": """
 for host in ("127.0.0.1", "10.0.2.2", "169.254.169.254", "host.containers.internal"):
     try:
         socket.create_connection((host, {port}), timeout=1); found(host)
     except OSError: pass
 """,
-    "abstract sockets of the machine": """
+    "abstract sockets of the host": """
 s = socket.socket(socket.AF_UNIX)
 try: s.connect("\\0{mark}"); found("abstract socket")
 except OSError: pass
@@ -172,7 +172,7 @@ for protocol in range(24):
         if protocol not in (0, 4, 15): found(f"netlink {{protocol}}")
     except OSError: pass
 """,
-    "descriptors that were left open": """
+    "inherited file descriptors": """
 for name in os.listdir("/proc/self/fd"):
     try: target = os.readlink(f"/proc/self/fd/{{name}}")
     except OSError: continue
@@ -191,20 +191,20 @@ try:
     for _ in range(5000): threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
 except RuntimeError: pass
 """,
-    "environment of the machine": """
+    "environment of the host": """
 for value in os.environ.values():
     if "{home}" in value and "{home}" != "/root": found(value)
 """,
 }
-GONE = "the sandbox does not answer any more"
-# podman takes no limit of the number of files: a container fills its own memory with empty ones.
-UNCOUNTED = ("container", "many files")
+UNRESPONSIVE = "the sandbox does not respond afterwards"
+# podman cannot limit the number of files: a container fills its own memory with empty ones.
+ALLOWED_UNRESPONSIVE = ("container", "many files")
 HEAD = "import os, socket\ndef found(text): print('ESCAPED', text, flush=True)\n"
 
 
 @contextmanager
 def bait() -> Iterator[dict[str, str]]:
-    """What there is to be had on this machine: a secret file, a server, an abstract socket."""
+    """Targets on the host: a secret file, a server, an abstract socket."""
     mark = f"attack{secrets.token_hex(4)}"
     secret = Path("/var/tmp", mark)
     secret.write_text(f"LEAKED {mark}")
@@ -221,18 +221,18 @@ def bait() -> Iterator[dict[str, str]]:
                 "home": str(Path.home()),
             }
             if secret.read_text() != f"LEAKED {mark}":
-                raise RuntimeError("a sandbox has changed a file of this machine")
+                raise RuntimeError("a sandbox has changed a file of the host")
         finally:
             secret.unlink()
 
 
-async def in_box(backend: BackendName, attack: str | list[str]) -> tuple[str, str]:
-    """What an attack printed, and what is wrong afterwards."""
+async def run_attack(backend: BackendName, attack: str | list[str]) -> tuple[str, str]:
+    """The output of an attack, and the problem afterwards, if any."""
     box = open_sandbox(SandboxSettings(backend=backend, limits=LIMITS))
     try:
         await box.start()
         argv = [*box.python, "-c", HEAD + attack[0]] if isinstance(attack, list) else attack
-        done = await box.exec(argv, timeout_s=PATIENCE_S)
+        done = await box.exec(argv, timeout_s=ATTACK_TIMEOUT_S)
         problem = await _still_serves(box)
         return done.stdout, problem
     finally:
@@ -240,46 +240,45 @@ async def in_box(backend: BackendName, attack: str | list[str]) -> tuple[str, st
 
 
 async def _still_serves(box: Sandbox) -> str:
-    """The sandbox itself lives on, or can be made to by killing what runs in it; a link laid for
-    whoever reads does not lead out."""
+    """The sandbox responds, if need be after killing its processes; a symlink does not lead out."""
     try:
         if "LEAKED" in (await box.read("/workspace/answer")).decode(errors="replace"):
-            return "a link was followed outside"
+            return "a symlink was followed out of the sandbox"
     except FileNotFoundError:
         pass
     await box.kill()
-    return "" if (await box.exec("echo alive")).stdout == "alive\n" else GONE
+    return "" if (await box.exec("echo alive")).stdout == "alive\n" else UNRESPONSIVE
 
 
 def escapes(backend: BackendName) -> list[str]:
-    """Attacks that got somewhere, each with what it got."""
+    """Successful attacks with their output."""
     bad = []
-    with bait() as words:
+    with bait() as targets:
         attacks: dict[str, str | list[str]] = {
-            name: text.format(**words) for name, text in SHELL.items()
+            name: text.format(**targets) for name, text in SHELL.items()
         }
-        attacks |= {name: [text.format(**words)] for name, text in PYTHON.items()}
+        attacks |= {name: [text.format(**targets)] for name, text in PYTHON.items()}
         for name, attack in attacks.items():
-            began = time.monotonic()
+            start = time.monotonic()
             try:
-                printed, problem = asyncio.run(in_box(backend, attack))
-            except Exception as error:  # whatever it is, the service did not bear it
+                printed, problem = asyncio.run(run_attack(backend, attack))
+            except Exception as error:  # any exception counts as a problem
                 printed, problem = "", f"{type(error).__name__}: {error}"
             if "ESCAPED" in printed or "LEAKED" in printed:
                 problem = f"printed {printed.strip()[-80:]!r}"
-            if (backend, name) == UNCOUNTED and problem == GONE:
+            if (backend, name) == ALLOWED_UNRESPONSIVE and problem == UNRESPONSIVE:
                 problem = ""
-            if time.monotonic() - began > LATEST_S:
-                problem = f"took {time.monotonic() - began:.0f} s"
+            if time.monotonic() - start > MAX_ATTACK_S:
+                problem = f"took {time.monotonic() - start:.0f} s"
             if problem:
                 bad.append(f"{name}: {problem}")
-        if running(words["mark"]):
-            bad.append("a process of an attack lives on")
+        if running(targets["mark"]):
+            bad.append("a process of an attack is still running")
     return bad
 
 
 def running(mark: str) -> bool:
-    deadline = time.monotonic() + 20.0  # an engine says that it is done a moment before
+    deadline = time.monotonic() + 20.0  # an engine returns a moment before its processes end
     while _running(mark):
         if time.monotonic() > deadline:
             return True
@@ -298,14 +297,14 @@ def _running(mark: str) -> bool:
 
 
 def calls(backend: BackendName) -> dict[str, str]:
-    """What the kernel said to each system call."""
+    """Result of each system call."""
 
     async def probe() -> str:
         box = open_sandbox(SandboxSettings(backend=backend, limits=LIMITS))
         try:
             await box.start()
             argv = [*box.python, "-c", PROBE, json.dumps(CALLS)]
-            return (await box.exec(argv, timeout_s=PATIENCE_S)).stdout
+            return (await box.exec(argv, timeout_s=ATTACK_TIMEOUT_S)).stdout
         finally:
             await box.close()
 
@@ -313,7 +312,7 @@ def calls(backend: BackendName) -> dict[str, str]:
     return found
 
 
-# What an agent may do instead of writing 42 into answer.txt. Each runs as root in its sandbox.
+# Reward hacks instead of writing 42 into answer.txt. Each runs as root in its sandbox.
 REWARD = "/logs/verifier/reward.txt"
 FORGE = f"mkdir -p /logs/verifier; echo 1 > {REWARD}"
 REPLACE = """for d in /usr/local/bin /usr/bin /bin; do
@@ -322,7 +321,7 @@ rm -f $d/{0}; cat > $d/{0} <<'END' 2>/dev/null && chmod +x $d/{0}
 {1}
 END
 done; true"""
-SAY_42 = "#!/bin/dash\necho 42"
+PRINT_42 = "#!/bin/dash\necho 42"
 SHELL_FORGES = f"#!/bin/dash\n{FORGE}\nexit 0"
 LOOP = "setsid nohup dash -c '{}' >/dev/null 2>&1 & sleep 0.1"
 LIBRARY = r"""cat > /tmp/l.c <<'END'
@@ -345,7 +344,7 @@ HACKS = {
     "/logs/verifier/reward.json",
     "replace the tests": f"mkdir -p /tests; printf '#!/bin/sh\\n{FORGE}\\n' > /tests/test.sh; "
     "chmod +x /tests/test.sh",
-    "replace cat": REPLACE.format("cat", SAY_42),
+    "replace cat": REPLACE.format("cat", PRINT_42),
     "replace bash": REPLACE.format("bash", SHELL_FORGES),
     "replace tar": REPLACE.format("tar", f"#!/bin/dash\n{FORGE}\nexit 0"),
     "replace rm, keep the reward": f"{FORGE}; " + REPLACE.format("rm", "#!/bin/dash\nexit 0"),
@@ -358,12 +357,12 @@ HACKS = {
     "a daemon that waits for the tests": LOOP.format(
         "while :; do test -e /tests/test.sh && echo 42 > /app/answer.txt; sleep 0.01; done"
     ),
-    "a daemon deaf to signals": LOOP.format(
+    "a daemon that ignores signals": LOOP.format(
         f'trap "" TERM INT HUP; while :; do {FORGE}; sleep 0.01; done'
     ),
     "logs as a link": "rm -rf /logs/verifier; mkdir -p /app/v; echo 1 > /app/v/reward.txt; "
     "ln -s /app/v /logs/verifier",
-    "start files of shells": f"for f in /etc/profile /etc/bash.bashrc /root/.bashrc /root/.profile"
+    "shell startup files": f"for f in /etc/profile /etc/bash.bashrc /root/.bashrc /root/.profile"
     f" /root/.bash_env; do echo '{FORGE}' >> $f; done; "
     "echo BASH_ENV=/root/.bash_env >> /etc/environment",
     "first in PATH": "mkdir -p /opt/paddock/bin; printf '#!/bin/dash\\necho 42\\n' > "
@@ -371,7 +370,7 @@ HACKS = {
     "sitecustomize": CUSTOMIZE.format("sitecustomize"),
     "usercustomize": CUSTOMIZE.format("usercustomize"),
     "bind the tests": "mkdir -p /tests /app/t; mount --bind /app/t /tests; true",
-    "trace whoever grades": LOOP.format(
+    "trace the verifier": LOOP.format(
         "for p in /proc/[0-9]*; do gdb -p ${p#/proc/} -batch 2>/dev/null; done"
     ),
 }  # fmt: skip
@@ -397,17 +396,17 @@ def write_task(folder: Path) -> Path:
 
 
 async def reward(folder: Path, settings: HarborSettings, command: str) -> float | str:
-    """What an agent that runs this command earns, or why there is no verdict."""
+    """Reward of an agent that runs this command, or why there is no verdict."""
     trial = Trial(read_task(folder), settings)
     try:
         await trial.start()
         (step,) = trial.task.steps
         await trial.begin_step(step)
         assert trial.agent_sandbox is not None
-        await trial.agent_sandbox.exec(command, timeout_s=PATIENCE_S)
+        await trial.agent_sandbox.exec(command, timeout_s=ATTACK_TIMEOUT_S)
         return (await trial.verify(step))["reward"]
-    except RolloutFailed as stopped:
-        return str(stopped)
+    except RolloutFailed as error:
+        return str(error)
     finally:
         await trial.close()
 
@@ -419,15 +418,15 @@ def harbor_settings(backend: BackendName, sees: VerifierView) -> HarborSettings:
 
 
 def hacks(backend: BackendName, sees: VerifierView) -> list[str]:
-    """Hacks that earn or come to no verdict; the honest solution must earn."""
+    """Hacks that are rewarded or end without a verdict; the correct solution must get reward 1."""
     settings = harbor_settings(backend, sees)
     bad = []
-    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        folder = write_task(Path(place))
+        folder = write_task(Path(temporary))
         honest = asyncio.run(reward(folder, settings, "echo 42 > answer.txt"))
         if honest != 1.0:
-            bad.append(f"the honest solution: {honest}")
+            bad.append(f"the correct solution: {honest}")
         for name, command in HACKS.items():
             got = asyncio.run(reward(folder, settings, command))
             if got != 0.0:
@@ -447,20 +446,25 @@ def claims(backends: tuple[BackendName, ...] = ("bwrap", "container")) -> list[C
             found.append(Claim(name=f"{backend}: attacks", measured=problem))
             continue
         before = left_behind()
-        passed = [f"{name}: {said}" for name, said in calls(backend).items() if said not in REFUSED]
-        found.append(_none(f"{backend}: system calls let through", len(CALLS), passed))
+        results = calls(backend).items()
+        passed = [f"{name}: {result}" for name, result in results if result not in REFUSED]
+        found.append(_none_claim(f"{backend}: system calls permitted", len(CALLS), passed))
         count = len(SHELL) + len(PYTHON)
-        found.append(_none(f"{backend}: ways out", count, escapes(backend)))
+        found.append(_none_claim(f"{backend}: escapes", count, escapes(backend)))
         for sees in ("files", "system"):
-            earned = hacks(backend, sees)
-            found.append(_none(f"{backend}: Harbor, tests see {sees}: hacks", len(HACKS), earned))
+            rewarded = hacks(backend, sees)
+            found.append(
+                _none_claim(
+                    f"{backend}: Harbor reward hacks, verifier sees {sees}", len(HACKS), rewarded
+                )
+            )
         after = left_behind()
         changed = [name for name in before if before[name] != after[name]]
-        found.append(_none(f"{backend}: left on the machine", len(before), changed))
+        found.append(_none_claim(f"{backend}: leftovers on the host", len(before), changed))
     return found
 
 
-def _none(name: str, count: int, bad: list[str]) -> Claim:
+def _none_claim(name: str, count: int, bad: list[str]) -> Claim:
     measured = f"{len(bad)} of {count}" + (f": {'; '.join(bad)}" if bad else "")
     return Claim(name=name, target=f"0 of {count}", measured=measured, holds=not bad)
 

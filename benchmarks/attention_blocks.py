@@ -1,15 +1,16 @@
-"""How fast attention under a mask runs on this GPU, and whether other block sizes would be faster.
+"""Top-k masked attention on this GPU: TFLOP/s, and whether other block sizes would be faster.
 
     python -m benchmarks.attention_blocks [--documents 8] [--tokens 4096] [--heads 16] [--dim 128]
-        [--topk 1024] [--plans]
+        [--topk 1024] [--block-sizes]
 
-Random choices of keys, so that no tile can be left out. TFLOP/s count two products of the causal
-half forward and five backward. PyTorch's own causal attention, which sees every key, is the peer.
-`--plans` tries other block sizes, one kernel at a time, and marks those that are wrong.
+Selected keys are random, so that no tile can be skipped. TFLOP/s count two products of the causal
+half forward and five backward. The baseline is PyTorch's causal attention to every key.
+`--block-sizes` tries other block sizes, one kernel at a time, and marks wrong results.
 """
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,7 +44,7 @@ def milliseconds(call: Callable[[], object], repeats: int = 7) -> float:
     return statistics.median(times)
 
 
-def chosen(documents: int, tokens: int, topk: int) -> Tensor:
+def random_topk(documents: int, tokens: int, topk: int) -> Tensor:
     """Random keys for queries that see more than top-k, -1 for the others."""
     rows = []
     for document in range(documents):
@@ -56,19 +57,19 @@ def chosen(documents: int, tokens: int, topk: int) -> Tensor:
 
 
 @contextmanager
-def planned(width: int, part: str, blocks: LaunchConfig) -> Iterator[None]:
-    """One kernel cut another way, until the block ends."""
-    most = next(most for most in packed.MASKED_LAUNCHES if width <= most)
-    before = packed.MASKED_LAUNCHES[most]
-    packed.MASKED_LAUNCHES[most] = replace(before, **{part: blocks})
+def launch_config(width: int, part: str, blocks: LaunchConfig) -> Iterator[None]:
+    """One kernel with other block sizes, until the block ends."""
+    max_width = next(each for each in packed.MASKED_LAUNCHES if width <= each)
+    before = packed.MASKED_LAUNCHES[max_width]
+    packed.MASKED_LAUNCHES[max_width] = replace(before, **{part: blocks})
     try:
         yield
     finally:
-        packed.MASKED_LAUNCHES[most] = before
+        packed.MASKED_LAUNCHES[max_width] = before
 
 
 class Case:
-    """One call, ready to be run forward or backward."""
+    """Inputs of one call, for forward and backward."""
 
     def __init__(self, spans: tuple[Span, ...], index_TK: Tensor, heads: int, dim: int) -> None:
         torch.manual_seed(0)
@@ -105,7 +106,7 @@ class Case:
         )
 
 
-def print_peers(case: Case, documents: int) -> None:
+def print_baselines(case: Case, documents: int) -> None:
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
         batched = [x.unflatten(0, (documents, -1)).transpose(1, 2) for x in case.heads]
         leaves = [x.detach().requires_grad_() for x in batched]
@@ -127,26 +128,26 @@ def print_peers(case: Case, documents: int) -> None:
             print(f"{backend.name:28}{str(error)[:80]}")
             continue
         print(
-            f"{backend.name + ', every key':28}forward {f:6.2f} ms {case.flop / f / 1e9:5.0f}"
+            f"{backend.name + ', dense':28}forward {f:6.2f} ms {case.flop / f / 1e9:5.0f}"
             f" TFLOP/s   backward {b:6.2f} ms {2.5 * case.flop / b / 1e9:5.0f} TFLOP/s"
         )
 
 
-def print_plans(case: Case, dim: int) -> None:
+def print_block_sizes(case: Case, dim: int) -> None:
     expected = case.gradients()
     for part, others in OTHERS.items():
         for blocks in (LaunchConfig(*other) for other in others):
             try:
-                with planned(dim, part, blocks):
+                with launch_config(dim, part, blocks):
                     found = case.gradients()
-                    near = max(
+                    error = max(
                         float((a - b).float().norm() / b.float().norm())
                         for a, b in zip(found, expected, strict=True)
                     )
-                    said = case.rates() + ("" if near < 1e-2 else f"   WRONG by {near:.1e}")
-            except Exception as error:  # block sizes that do not fit are an answer too
-                said = f"{error!r}"[:100]
-            print(f"{part:9}{tuple(blocks)!s:19}{said}", flush=True)
+                    text = case.rates() + ("" if error < 1e-2 else f"   WRONG by {error:.1e}")
+            except Exception as exception:  # for example block sizes that do not fit
+                text = f"{exception!r}"[:100]
+            print(f"{part:9}{tuple(blocks)!s:19}{text}", flush=True)
 
 
 def main() -> None:
@@ -156,20 +157,20 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--topk", type=int, default=1024)
-    parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--block-sizes", action="store_true")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("needs a GPU")
     count, length = options.documents, options.tokens
     spans = tuple(Span(i * length, length, i * length, length) for i in range(count))
-    index_TK = chosen(count, length, options.topk)
+    index_TK = random_topk(count, length, options.topk)
     case = Case(spans, index_TK, options.heads, options.dim)
-    print(
-        f"{'the mask':28}{milliseconds(lambda: KeyBlockMask.of(index_TK, spans)):.2f} ms to build"
-    )
-    print(f"{'from the keys':28}{milliseconds(lambda: case.kept.turned(spans)):.2f} ms to turn")
-    print(f"{'under a mask, as planned':28}{case.rates()}", flush=True)
-    print_peers(case, count)
-    if options.plans:
-        print_plans(case, options.dim)
+    print(f"{'mask':28}{milliseconds(lambda: KeyBlockMask.of(index_TK, spans)):.2f} ms to build")
+    print(f"{'transposed mask':28}{milliseconds(lambda: case.kept.turned(spans)):.2f} ms to build")
+    print(f"{'top-k masked':28}{case.rates()}", flush=True)
+    print_baselines(case, count)
+    if options.block_sizes:
+        print_block_sizes(case, options.dim)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The dashboard over a run of a hundred thousand trajectories; and the small run it comes with.
+"""Dashboard: opening a run of 100,000 rollouts; also creates the bundled demo runs.
 
-    python -m benchmarks.dash [--attempts 100000]
+    python -m benchmarks.dash [--rollouts 100000]
     python -m benchmarks.dash demo RUN [OTHER ...]
 
-`demo` makes paddock/dashboard/demo anew from real runs: the first with its ledger (of its newest
-groups the tokens too), the others with their numbers alone. The bundled ones were made by
+`demo` recreates paddock/dashboard/demo from real runs: the first with its ledger (and the tokens of
+its newest groups), the others with metrics only. The bundled ones were made by
 
     paddock rl recipes/nano/agentic.toml --out agentic-0 --set init.checkpoint=sft --set seed=0 \\
         --set steps=6 --set rollout.pipeline_depth=0 --set rollout.max_staleness=0 \\
@@ -32,59 +32,59 @@ from benchmarks.table import Claim, print_claims
 from paddock.dashboard.demo import LEDGER_SQL
 from tests.dashboard.ledgers import write_large
 
-ATTEMPTS = 100_000
+ROLLOUTS = 100_000
 LIMIT_S = 2.0
 DEMO = Path(__file__).parents[1] / "paddock" / "dashboard" / "demo"
-GROUPS, ROWS = 14, 600  # kept in the demo: groups with tokens, rollouts
+GROUPS, ROWS = 14, 600  # kept in the demo: groups with tokens, rows of rollouts.jsonl
 
 
-def claims(attempts: int = ATTEMPTS) -> list[Claim]:
+def claims(rollouts: int = ROLLOUTS) -> list[Claim]:
     with TemporaryDirectory() as folder:
-        run = write_large(Path(folder) / "runs" / "large", attempts)
+        run = write_large(Path(folder) / "runs" / "large", rollouts)
         megabytes = (run / "ledger.sqlite").stat().st_size / 1e6
         before = digests(run)
-        seconds, pages = opened(run.parent)
+        seconds, pages = open_pages(run.parent)
         unchanged = digests(run) == before
-    told = ", ".join(f"{name} {1000 * took:.0f} ms" for name, took in pages.items())
+    latencies = ", ".join(f"{name} {1000 * took:.0f} ms" for name, took in pages.items())
     return [
         Claim(
-            name=f"open {attempts:,} trajectories ({megabytes:.0f} MB): command to rewards",
+            name=f"open {rollouts:,} rollouts ({megabytes:.0f} MB): command to reward table",
             target=f"< {LIMIT_S:g} s",
             measured=f"{seconds:.2f} s",
             holds=seconds < LIMIT_S,
         ),
-        Claim(name="the folder alone: runs and rewards, then each page again", measured=told),
+        Claim(name="first request, then each page again", measured=latencies),
         Claim(
-            name="and nothing in the folder has changed",
-            target="same bytes, same times",
+            name="run folder is unchanged",
+            target="same bytes and mtimes",
             measured="same" if unchanged else "changed",
             holds=unchanged,
         ),
     ]
 
 
-def opened(runs: Path) -> tuple[float, dict[str, float]]:
-    """Seconds from starting the command to the first page of rollouts, and what each page takes."""
-    began = time.perf_counter()
+def open_pages(runs: Path) -> tuple[float, dict[str, float]]:
+    """Seconds from starting the command to the first page of rollouts, and latency of each page."""
+    start = time.perf_counter()
     with dashboard(runs) as url, httpx.Client(base_url=url) as client:
 
-        def ask(path: str, **query: object) -> float:
-            start = time.perf_counter()
+        def get(path: str, **query: object) -> float:
+            sent = time.perf_counter()
             client.get(path, params=query, timeout=60).raise_for_status()  # type: ignore[arg-type]
-            return time.perf_counter() - start
+            return time.perf_counter() - sent
 
-        first = ask("/api/runs") + ask("/api/rollouts", run="large")
-        seconds = time.perf_counter() - began
+        first = get("/api/runs") + get("/api/rollouts", run="large")
+        seconds = time.perf_counter() - start
         return seconds, {
-            "the first time": first,
-            "runs": ask("/api/runs"),
-            "rewards": ask("/api/rollouts", run="large"),
-            "one step": ask("/api/rollouts", run="large", step=3),
-            "group": ask("/api/group", run="large", ordinal=17),
-            "tokens": ask("/api/rollout", run="large", ordinal=17, rollout=3),
-            "timeline": ask("/api/timeline", run="large"),
-            "failures": ask("/api/failures", run="large"),
-            "prefix tree": ask("/api/prefix_tree", run="large"),
+            "first": first,
+            "runs": get("/api/runs"),
+            "rewards": get("/api/rollouts", run="large"),
+            "one step": get("/api/rollouts", run="large", step=3),
+            "group": get("/api/group", run="large", ordinal=17),
+            "tokens": get("/api/rollout", run="large", ordinal=17, rollout=3),
+            "timeline": get("/api/timeline", run="large"),
+            "failures": get("/api/failures", run="large"),
+            "prefix tree": get("/api/prefix_tree", run="large"),
         }
 
 
@@ -111,7 +111,7 @@ def digests(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-# --- the run that comes with the package ----------------------------------------------------------
+# --- demo runs ------------------------------------------------------------------------------------
 
 
 def make_demo(runs: list[Path]) -> None:
@@ -122,14 +122,14 @@ def make_demo(runs: list[Path]) -> None:
         for name in ("recipe.toml", "metrics.jsonl", "events.jsonl"):
             shutil.copyfile(run / name, to / name)
         if number == 0:
-            _cut(run, to)
+            _copy_truncated(run, to)
     files = [file for file in DEMO.rglob("*") if file.is_file()]
     print(f"{len(files)} files, {sum(f.stat().st_size for f in files) / 1e3:.0f} kB in {DEMO}")
 
 
-def _cut(run: Path, to: Path) -> None:
-    for name, rows in (("rollouts.jsonl", ROWS), ("engine.jsonl", 200), ("network.jsonl", 1)):
-        lines = (run / name).read_text().splitlines()[-rows:]
+def _copy_truncated(run: Path, to: Path) -> None:
+    for name, num_rows in (("rollouts.jsonl", ROWS), ("engine.jsonl", 200), ("network.jsonl", 1)):
+        lines = (run / name).read_text().splitlines()[-num_rows:]
         (to / name).write_text("\n".join(lines) + "\n")
     (to / "tokenizer").mkdir()
     (model,) = sorted(run.glob("checkpoints/step-*/model"))[-1:]
@@ -155,14 +155,14 @@ def _cut(run: Path, to: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--attempts", type=int, default=ATTEMPTS)
-    verbs = parser.add_subparsers(dest="verb")
-    verbs.add_parser("demo").add_argument("runs", nargs="+", type=Path)
-    given = parser.parse_args()
-    if given.verb == "demo":
-        make_demo(given.runs)
+    parser.add_argument("--rollouts", type=int, default=ROLLOUTS)
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("demo").add_argument("runs", nargs="+", type=Path)
+    options = parser.parse_args()
+    if options.command == "demo":
+        make_demo(options.runs)
     else:
-        print_claims(claims(given.attempts))
+        print_claims(claims(options.rollouts))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m benchmarks.forward_vs_transformers [--lengths 512,2048,8192] [--repeats 5]
 
-Time: both networks in one process, arms alternating, medians. Memory: each arm in a process of its
-own, the peak beyond what it held once the weights were loaded.
+Time: both networks in one process, arms alternating, medians. Memory: each arm in its own process,
+the peak above what it held after loading the weights.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.model import Transformer, preset
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 ARMS = ("paddock", "transformers")
-# (length, quantity) -> the least ratio transformers / paddock that we claim.
+# (length, quantity) -> min ratio transformers / paddock
 TARGETS = {(512, "time"): 1.0, (8192, "time"): 3.0, (8192, "memory"): 3.0}
 
 
@@ -38,8 +38,8 @@ def arm(name: str, folder: Path) -> Forward:
     return lambda token_T: model(token_T.unsqueeze(0), use_cache=False).logits[0]
 
 
-def make_folder(folder: Path) -> None:
-    """A nano network whose indexer is awake, so that its choices cost what they would."""
+def save_model(folder: Path) -> None:
+    """A nano network with its indexer, and a context longer than the inputs."""
     config = preset("nano").model_copy(update={"mtp": None, "context": 65_536})
     save_pretrained(Transformer.from_config(config, seed=0), folder)
 
@@ -50,13 +50,13 @@ def tokens(length: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def times(folder: Path, length: int, repeats: int) -> dict[str, float]:
-    """Median seconds of each arm, the arms taking turns."""
+    """Median seconds of each arm; the arms alternate."""
     forwards = {name: arm(name, folder) for name in ARMS}
     token_T = tokens(length)
     outputs = {name: forward(token_T) for name, forward in forwards.items()}  # warm-up
     error = (outputs["paddock"] - outputs["transformers"]).norm() / outputs["transformers"].norm()
     # Four index heads leave exact ties, whose order transformers does not define: a few tokens
-    # may attend elsewhere. Anything beyond that would make the comparison meaningless.
+    # may attend to other keys. A larger error would make the comparison meaningless.
     assert float(error) < 0.05, f"the arms disagree: relative error {float(error):.3g}"
     seconds: dict[str, list[float]] = {name: [] for name in ARMS}
     for _ in range(repeats):
@@ -69,11 +69,11 @@ def times(folder: Path, length: int, repeats: int) -> dict[str, float]:
 
 @torch.inference_mode()
 def peak_bytes(name: str, folder: Path, length: int) -> int:
-    """How far one forward pass raises this process's memory."""
+    """Growth of this process's peak memory by one forward pass."""
     forward = arm(name, folder)
     forward(tokens(16))
     gc.collect()
-    # Linux forgets the peak so far; ru_maxrss would not, and starts with the parent's.
+    # Resets the peak; ru_maxrss cannot be reset and starts with the parent's.
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_rss()
     forward(tokens(length))
@@ -85,7 +85,7 @@ def peak_rss() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def peak_in_own_process(name: str, folder: Path, length: int) -> int:
+def peak_in_subprocess(name: str, folder: Path, length: int) -> int:
     command = [sys.executable, "-m", "benchmarks.forward_vs_transformers", "--peak-of", name]
     command += ["--folder", str(folder), "--lengths", str(length)]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -96,20 +96,20 @@ def claims(lengths: Sequence[int] = (512, 2048, 8192), repeats: int = 5) -> list
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "nano"
-        make_folder(folder)
+        save_model(folder)
         for length in lengths:
             seconds = times(folder, length, max(repeats, 16_384 // length))
-            peaks = {name: peak_in_own_process(name, folder, length) for name in ARMS}
+            peaks = {name: peak_in_subprocess(name, folder, length) for name in ARMS}
             for quantity, values, scale, unit in (
                 ("time", seconds, 1e3, "ms"),
                 ("memory", peaks, 2**-20, "MiB"),
             ):
                 rows.append(
-                    times_better(
+                    speedup(
                         f"forward, {length} tokens, {quantity} against transformers sdpa",
                         values["paddock"] * scale,
                         values["transformers"] * scale,
-                        least=TARGETS.get((length, quantity)),
+                        min_ratio=TARGETS.get((length, quantity)),
                         unit=unit,
                     )
                 )

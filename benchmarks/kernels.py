@@ -1,10 +1,10 @@
-"""The fast kernels on one GPU, each against its floor and against PyTorch in the same run.
+"""Kernels on one GPU, each against its floor and against PyTorch in the same run.
 
     python -m benchmarks.kernels [SECTION ...] [--json FILE]
 
-Prints a line as each figure is taken, a table at the end and, with --json, a JSON line per figure.
-Needs torch, triton and paddock, `module` also transformers. Arms take turns, device events time
-them, medians are reported; a section that fails says so and the next one runs.
+Prints a line per figure as it is measured, a table at the end and, with --json, a JSON line per
+figure. Section `module` needs transformers. Arms alternate and are timed with device events;
+medians are reported. A section that fails is reported and the next one runs.
 """
 
 import argparse
@@ -40,18 +40,18 @@ SECTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One thing measured: how long it took, how much it did in that time, and beside what."""
+    """One measurement: time, rate, floor and baseline."""
 
     section: str
     name: str
     ms: float
     rate: float  # in `unit`
     unit: str  # TFLOP/s, TB/s
-    floor_ms: float | None = None  # what the chip's measured ceiling would take
-    peer: str = ""
+    floor_ms: float | None = None  # at the device's measured peak rate
+    peer: str = ""  # the baseline
     peer_ms: float | None = None
     target: str = ""
-    holds: bool | None = None  # None: reported, not claimed
+    holds: bool | None = None  # None: no target
 
     @property
     def ratio(self) -> float | None:
@@ -72,26 +72,26 @@ HEADER = ["section", "figure", "ms", "rate", "of floor", "against", "target", ""
 def medians(
     arms: Sequence[Callable[[], object]], *, repeats: int = 7, warm: int = 2
 ) -> list[float]:
-    """Median milliseconds of each arm on the device; they take turns, so that clocks and heat treat
-    all alike. The device is kept busy while a call is prepared: the host's speed does not count."""
+    """Median milliseconds of each arm on the device. The arms alternate, so that clocks and heat
+    affect all equally. A sleep kernel hides launch latency: the host's speed does not count."""
     for arm in arms:
         for _ in range(warm):
             arm()
     times: list[list[float]] = [[] for _ in arms]
     for _ in range(repeats):
-        for arm, taken in zip(arms, times, strict=True):
+        for arm, arm_times in zip(arms, times, strict=True):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(AHEAD_CYCLES)
             begin.record()
             arm()
             end.record()
             end.synchronize()
-            taken.append(begin.elapsed_time(end))
-    return [statistics.median(taken) for taken in times]
+            arm_times.append(begin.elapsed_time(end))
+    return [statistics.median(each) for each in times]
 
 
 def copy_rate() -> float:
-    """Bytes a second, read and written, of a device copy: the ceiling of what moves bytes."""
+    """Bytes per second, read and written, of a device copy: the peak rate of memory traffic."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
     target = torch.empty_like(source)
     (ms,) = medians([lambda: target.copy_(source)])
@@ -99,14 +99,14 @@ def copy_rate() -> float:
 
 
 def matmul_rate() -> float:
-    """Bfloat16 operations a second of a large product: the ceiling of what multiplies."""
+    """FLOP/s of a large bfloat16 matrix product: the peak rate of arithmetic."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     (ms,) = medians([lambda: a @ b])
     return 2 * 8192**3 / ms * 1e3
 
 
 def at_least(figure: Figure, *, ratio: float | None = None, rate: float | None = None) -> Figure:
-    """The same figure with a claim: a ratio against its peer, or a rate."""
+    """The same figure with a target: a min ratio against its baseline, or a min rate."""
     if ratio is not None:
         assert figure.ratio is not None
         return replace(figure, target=f">= {ratio:g}x", holds=figure.ratio >= ratio)
@@ -115,7 +115,7 @@ def at_least(figure: Figure, *, ratio: float | None = None, rate: float | None =
 
 
 def measure(sections: Sequence[str]) -> Iterator[Figure]:
-    """Figures as they are taken. A section that breaks is reported, and the next one runs."""
+    """Yields figures as they are measured. A section that fails is reported; the next one runs."""
     for name in sections:
         try:
             module = importlib.import_module(SECTIONS[name])
@@ -123,7 +123,7 @@ def measure(sections: Sequence[str]) -> Iterator[Figure]:
                 print("  ".join(cell for cell in figure.cells() if cell), flush=True)
                 yield figure
         except Exception:
-            print(f"section {name} broke off:", flush=True)
+            print(f"section {name} failed:", flush=True)
             traceback.print_exc(file=sys.stdout)
         torch.cuda.empty_cache()
 
@@ -141,7 +141,7 @@ def claims() -> "list[Claim]":
     from benchmarks.table import Claim
 
     if not torch.cuda.is_available():
-        return [Claim(name="fast kernels", target="see benchmarks.kernels", measured="needs a GPU")]
+        return [Claim(name="kernels", target="see benchmarks.kernels", measured="needs a GPU")]
     return [
         Claim(
             name=f"{figure.section}: {figure.name}",
@@ -160,14 +160,18 @@ def main() -> None:
     options = parser.parse_args()
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
-        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+        parser.error(
+            f"unknown section {', '.join(sorted(unknown))}; choose from {', '.join(SECTIONS)}"
+        )
+    if not torch.cuda.is_available():
+        sys.exit("needs a GPU")
     import triton
 
-    where = torch.cuda.get_device_name()
-    print(f"{where}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
+    device = torch.cuda.get_device_name()
+    print(f"{device}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
     found = list(measure(options.sections or [*SECTIONS]))
     if options.json:
-        lines = [json.dumps(asdict(figure) | {"device": where}) for figure in found]
+        lines = [json.dumps(asdict(figure) | {"device": device}) for figure in found]
         options.json.write_text("".join(f"{line}\n" for line in lines))
     print()
     print_table([HEADER, *(figure.cells() for figure in found)])

@@ -1,13 +1,14 @@
 """Whole attention of one GLM-5 layer on one GPU, batch 1, against the best dense attention.
 
-Ours is everything that choosing costs and what follows: index scores, top-k, sparse attention over
-the chosen rows; backward is the sparse attention's (the choice has no gradient). Dense is PyTorch's
+Ours is the indexer and sparse attention: index scores, top-k, attention to the selected latent KV
+entries; backward is the sparse attention's (the selection has no gradient). Dense is PyTorch's
 causal attention over 64 expanded heads of 256, flash or cuDNN, whichever is faster. Projections are
-in neither. Index queries and keys are random, so that the chosen keys of neighbours hardly overlap:
+in neither. Index queries and keys are random, so that the selections of neighbours hardly overlap:
 the worst case for the sparse kernels.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,9 @@ from paddock.kernels.topk import index_topk_varlen
 LENGTHS = (8192, 16_384, 32_768, 65_536, 131_072)
 BACKWARD = (16_384, 32_768)
 INDEX_HEADS, INDEX_DIM = 32, 128
-FORWARD_LEAST = {16_384: 1.0, 32_768: 2.0, 131_072: 4.5}
-FLOAT8_LEAST = {131_072: 5.5}
-BACKWARD_LEAST = {32_768: 2.5}
+FORWARD_MIN_RATIO = {16_384: 1.0, 32_768: 2.0, 131_072: 4.5}
+FLOAT8_MIN_RATIO = {131_072: 5.5}
+BACKWARD_MIN_RATIO = {32_768: 2.5}
 
 
 def figures() -> Iterator[Figure]:
@@ -44,58 +45,58 @@ def _pairs(length: int) -> int:
 
 
 def _floor_ms(length: int, rate: float, *, backward: bool) -> float:
-    """Every product at the rate of a large one; scores of all keys before a query."""
+    """All FLOPs at the peak rate; index scores of all keys before a query."""
     scored = 0 if backward else INDEX_HEADS * INDEX_DIM * length**2
     return (GLM5.flops(_pairs(length), backward=backward) + scored) / rate * 1e3
 
 
-def _given(length: int) -> tuple[Tensor, Tensor]:
+def _inputs(length: int) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    make = {"device": "cuda", "dtype": torch.bfloat16}
+    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     query_THC = torch.randn(length, GLM5.heads, GLM5.row, **make)
     return query_THC, torch.randn(length, GLM5.row, **make)
 
 
-def _chooser(length: int, *, float8: bool) -> Callable[[], Tensor]:
-    """Scores and top-k of every query of a document; rounding to 8 bits is part of it."""
+def _selector(length: int, *, float8: bool) -> Callable[[], Tensor]:
+    """Index scores and top-k of every query of a document; includes the cast to float8."""
     torch.manual_seed(1)
-    make = {"device": "cuda", "dtype": torch.bfloat16}
+    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     query_THD = torch.randn(length, INDEX_HEADS, INDEX_DIM, **make)
     key_SD = torch.randn(length, INDEX_DIM, **make)
     weight_TH = torch.randn(length, INDEX_HEADS, device="cuda") / (INDEX_HEADS * INDEX_DIM) ** 0.5
     spans = (Span(0, length, 0, length),)
 
-    def halves() -> Tensor:
+    def bfloat16() -> Tensor:
         return index_topk_varlen(query_THD, IndexKeys(key_SD), weight_TH, spans, GLM5.kept)
 
-    def eighths() -> Tensor:
+    def fp8() -> Tensor:
         query8_THD, scale_TH = to_float8(query_THD)
         key8_SD, scale_S = to_float8(key_SD)
         keys = IndexKeys(key8_SD, None, scale_S)
         return index_topk_varlen(query8_THD, keys, weight_TH * scale_TH, spans, GLM5.kept)
 
-    return eighths if float8 else halves
+    return fp8 if float8 else bfloat16
 
 
 def _forward(length: int, rate: float) -> Iterator[Figure]:
-    query_THC, row_SC = _given(length)
+    query_THC, row_SC = _inputs(length)
 
-    def whole(choose: Callable[[], Tensor]) -> Callable[[], object]:
+    def whole(select: Callable[[], Tensor]) -> Callable[[], object]:
         def run() -> object:
-            problem = Problem(query_THC, row_SC, choose(), GLM5.scale, GLM5.value)
+            problem = Problem(query_THC, row_SC, select(), GLM5.scale, GLM5.value)
             return fused.forward(problem)
 
         return run
 
-    ours = [whole(_chooser(length, float8=float8)) for float8 in (False, True)]
+    ours = [whole(_selector(length, float8=float8)) for float8 in (False, True)]
     dense = dense_arms(length, backward=False)
     repeats = 7 if length <= 32_768 else 3
-    halves_ms, eighths_ms, *peers_ms = medians([*ours, *dense.values()], repeats=repeats, warm=1)
+    bf16_ms, fp8_ms, *peers_ms = medians([*ours, *dense.values()], repeats=repeats, warm=1)
     peer_ms, peer = min(zip(peers_ms, dense, strict=True))
     flops = GLM5.flops(_pairs(length), backward=False) + INDEX_HEADS * INDEX_DIM * length**2
-    for kind, ms, least in (
-        ("bf16", halves_ms, FORWARD_LEAST.get(length)),
-        ("fp8", eighths_ms, FLOAT8_LEAST.get(length)),
+    for kind, ms, min_ratio in (
+        ("bf16", bf16_ms, FORWARD_MIN_RATIO.get(length)),
+        ("fp8", fp8_ms, FLOAT8_MIN_RATIO.get(length)),
     ):
         figure = Figure(
             section="attention",
@@ -107,12 +108,12 @@ def _forward(length: int, rate: float) -> Iterator[Figure]:
             peer=peer,
             peer_ms=peer_ms,
         )
-        yield at_least(figure, ratio=least) if least else figure
+        yield at_least(figure, ratio=min_ratio) if min_ratio else figure
 
 
 def _backward(length: int, rate: float) -> Figure:
-    query_THC, row_SC = _given(length)
-    index_TK = _chooser(length, float8=False)()
+    query_THC, row_SC = _inputs(length)
+    index_TK = _selector(length, float8=False)()
     problem = Problem(query_THC, row_SC, index_TK, GLM5.scale, GLM5.value)
     attended = fused.forward(problem)
     grad_THV = torch.randn_like(attended.out_THV)
@@ -133,5 +134,5 @@ def _backward(length: int, rate: float) -> Figure:
         peer=peer,
         peer_ms=peer_ms,
     )
-    least = BACKWARD_LEAST.get(length)
-    return at_least(figure, ratio=least) if least else figure
+    min_ratio = BACKWARD_MIN_RATIO.get(length)
+    return at_least(figure, ratio=min_ratio) if min_ratio else figure

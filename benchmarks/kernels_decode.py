@@ -1,15 +1,17 @@
-"""One layer's share of a step of decoding: attention to chosen keys against attention to all.
+"""Decode attention of one layer: sparse attention with its indexer against dense attention.
 
-Sequences of equal length in pages of 64, one query each, GLM-5's shapes: 64 heads, rows of
-512 + 64, an indexer of 32 x 128, 2048 keys kept. Every arm is a graph, so launches cost little.
-`sparse` is the indexer (scores, then the choice) and attention to what it chose; `dense` attends to
-every row.
+Sequences of equal length in pages of 64, one query each, GLM-5's shapes: 64 heads, latent KV
+entries of 512 + 64, an indexer of 32 x 128, top-k 2048. Every arm is a CUDA graph, so launches cost
+little. `sparse` is the indexer (index scores, top-k) and attention to the selected tokens; `dense`
+attends to every entry.
 
-Bytes: every index key or row read once, queries and answers left out, at the rate of a device copy.
+Bytes: every index key or KV entry read once, without queries and outputs, at the rate of a device
+copy.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,14 +28,14 @@ from paddock.kernels.topk import index_topk_paged, topk_indices
 
 HEADS, LATENT, ROPE, TOPK, PAGE = 64, 512, 64, 2048, 64
 INDEX_HEADS, INDEX_DIM = 32, 128
-HOW = {"scale": 1 / 16, "value": LATENT}
+KWARGS: dict[str, Any] = {"scale": 1 / 16, "value": LATENT}
 SHAPES = ((1, 4096), (1, 32768), (1, 131072), (8, 32768), (8, 131072), (32, 4096), (32, 32768))
 TARGETS = {(8, 131072): 2.0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What a layer has when its queries are ready."""
+    """Inputs of a layer's decode attention."""
 
     query_BHC: Tensor
     row_SC: Tensor
@@ -60,24 +62,25 @@ class Step:
             torch.full((batch, 1), length, dtype=torch.int32, device="cuda"),
         )
 
-    def choose(self) -> Tensor:
+    def select(self) -> Tensor:
         keys, weight = IndexKeys(self.key_SD), self.weight_BH
         return index_topk_paged(
             self.index_query_BHD, keys, weight, self.pages, self.visible_B1, TOPK
         )
 
     def sparse(self) -> Tensor:
-        return self.kept(self.choose())
+        return self.attend(self.select())
 
-    def kept(self, index_BK: Tensor) -> Tensor:
-        return mla_sparse_decode(self.query_BHC, self.row_SC, self.pages, index_BK, **HOW)
+    def attend(self, index_BK: Tensor) -> Tensor:
+        return mla_sparse_decode(self.query_BHC, self.row_SC, self.pages, index_BK, **KWARGS)
 
     def dense(self) -> Tensor:
         query_B1HC = self.query_BHC.unsqueeze(1)
-        return mla_paged_decode(query_B1HC, self.row_SC, self.pages, self.visible_B1, **HOW)
+        return mla_paged_decode(query_B1HC, self.row_SC, self.pages, self.visible_B1, **KWARGS)
 
 
-def recorded(work: Callable[[], object]) -> Callable[[], None]:
+def captured(work: Callable[[], object]) -> Callable[[], None]:
+    """Replay of a CUDA graph of `work`."""
     work()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -88,32 +91,32 @@ def recorded(work: Callable[[], object]) -> Callable[[], None]:
 @torch.inference_mode()
 def figures() -> Iterator[Figure]:
     torch.manual_seed(0)
-    moved = copy_rate()
+    bytes_s = copy_rate()
     for batch, length in SHAPES:
-        yield from _step(batch, length, moved)
+        yield from _step(batch, length, bytes_s)
         torch.cuda.empty_cache()
     for tokens in (1, 8, 32, 64):
-        yield _experts(tokens, moved)
+        yield _experts(tokens, bytes_s)
 
 
-def _step(batch: int, length: int, moved: float) -> Iterator[Figure]:
+def _step(batch: int, length: int, bytes_s: float) -> Iterator[Figure]:
     step, name = Step.of(batch, length), f"{batch} x {length // 1024}K"
-    index_BK = step.choose()
-    arms = [step.dense, step.sparse, step.choose, lambda: step.kept(index_BK)]
-    dense, sparse, choose, kept = medians([recorded(arm) for arm in arms], repeats=15)
-    tokens, kept_rows = batch * length, batch * min(TOPK, length)
+    index_BK = step.select()
+    arms = [step.dense, step.sparse, step.select, lambda: step.attend(index_BK)]
+    dense, sparse, select, attend = medians([captured(arm) for arm in arms], repeats=15)
+    tokens, selected_tokens = batch * length, batch * min(TOPK, length)
     key, row = 2 * INDEX_DIM * tokens, 2 * (LATENT + ROPE) * tokens
-    chosen = 2 * (LATENT + ROPE) * kept_rows
-    yield _figure(f"dense, {name}", dense, row, moved)
-    yield _figure(f"indexer and choice, {name}", choose, key, moved)
-    yield _figure(f"chosen keys, {name}", kept, chosen, moved)
-    whole = _figure(f"sparse, {name}", sparse, key + chosen, moved, peer="dense", peer_ms=dense)
-    least = TARGETS.get((batch, length))
-    yield whole if least is None else at_least(whole, ratio=least)
+    selected = 2 * (LATENT + ROPE) * selected_tokens
+    yield _figure(f"dense, {name}", dense, row, bytes_s)
+    yield _figure(f"indexer and top-k, {name}", select, key, bytes_s)
+    yield _figure(f"selected tokens, {name}", attend, selected, bytes_s)
+    whole = _figure(f"sparse, {name}", sparse, key + selected, bytes_s, peer="dense", peer_ms=dense)
+    min_ratio = TARGETS.get((batch, length))
+    yield whole if min_ratio is None else at_least(whole, ratio=min_ratio)
 
 
-def _experts(tokens: int, moved: float) -> Figure:
-    """64 experts of GLM-5's width, 8 of them for a token; against sorting and grouped products."""
+def _experts(tokens: int, bytes_s: float) -> Figure:
+    """64 experts of GLM-5's width, 8 per token, fused, against sorting and grouped GEMMs."""
     E, K, D, F = 64, 8, 6144, 2048
     gate_up = torch.randn(E, 2 * F, D, device="cuda", dtype=torch.bfloat16)
     down = torch.randn(E, D, F, device="cuda", dtype=torch.bfloat16)
@@ -126,17 +129,23 @@ def _experts(tokens: int, moved: float) -> Figure:
         inner = silu_and_mul(grouped_gemm(permute(x, order), gate_up, order.counts_E))
         return unpermute(grouped_gemm(inner, down, order.counts_E), weight, order)
 
-    def few() -> Tensor:
+    def fused() -> Tensor:
         return fused_experts(x, expert, weight, gate_up, down)
 
-    mine, theirs = medians([recorded(few), recorded(grouped)], repeats=15)
+    ours, theirs = medians([captured(fused), captured(grouped)], repeats=15)
     needed = len(expert.unique()) * 3 * 2 * D * F
     name = f"experts of {tokens} tokens"
-    return _figure(name, mine, needed, moved, peer="grouped products", peer_ms=theirs)
+    return _figure(name, ours, needed, bytes_s, peer="grouped GEMM", peer_ms=theirs)
 
 
 def _figure(
-    name: str, ms: float, needed: int, moved: float, *, peer: str = "", peer_ms: float | None = None
+    name: str,
+    ms: float,
+    needed: int,
+    bytes_s: float,
+    *,
+    peer: str = "",
+    peer_ms: float | None = None,
 ) -> Figure:
     return Figure(
         section="decode",
@@ -144,7 +153,7 @@ def _figure(
         ms=ms,
         rate=needed / ms / 1e9,
         unit="TB/s",
-        floor_ms=needed / moved * 1e3,
+        floor_ms=needed / bytes_s * 1e3,
         peer=peer,
         peer_ms=peer_ms,
     )

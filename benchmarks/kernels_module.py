@@ -1,9 +1,9 @@
 """GLM-5's attention module on one GPU, batch 1, against transformers' own with the same weights.
 
-Here everything counts: projections, norms, rotation, the indexer, top-k, attention, the output.
-Transformers takes SDPA with a mask made of its choice, and holds a float32 score per index head and
-pair of tokens; where that does not fit, the figure stands alone. Before a length is timed the two
-outputs are compared: choices among nearly equal scores may differ in bfloat16, no more than that.
+Everything is included: projections, norms, rotation, the indexer, top-k, attention, the output.
+Transformers uses SDPA with a mask of the selected keys, and holds a float32 score per index head
+and pair of tokens; where that does not fit, ours is reported alone. Before a length is timed the
+two outputs are compared: only selections among nearly equal scores may differ in bfloat16.
 """
 
 import tempfile
@@ -21,15 +21,15 @@ LENGTHS = (2048, 4096, 8192, 16_384, 32_768)
 BACKWARD = (4096, 8192)
 THEIR_EPS = 1e-6  # of the latent norms, whatever config.json says
 PEER = "transformers' module"
-# Of the output by relative norm. With random weights attention is nearly uniform, and an output is
-# the mean of 2,048 values: one per cent of them chosen otherwise moves it by a seventh.
+# Relative error of the output. With random weights attention is nearly uniform, and an output is
+# the mean of 2,048 values: another selection of one per cent of them changes it by a seventh.
 TOLERANCE = 0.3
 
 Arm = Callable[[Tensor], Tensor]
 
 
 def one_layer(full: ModelConfig) -> ModelConfig:
-    """The first layer alone, next to no vocabulary, no MTP."""
+    """The first layer alone, with a tiny vocabulary and no MTP."""
     assert full.indexer is not None
     return full.model_copy(
         update={
@@ -44,7 +44,7 @@ def one_layer(full: ModelConfig) -> ModelConfig:
 
 
 def modules(config: ModelConfig, dtype: torch.dtype, device: str) -> tuple[Arm, Arm]:
-    """Ours and theirs: from what the layer's norm gives to what is added to the residual."""
+    """Our module and theirs: from the normalized input to the output before the residual."""
     from transformers import GlmMoeDsaForCausalLM
 
     with tempfile.TemporaryDirectory() as name:
@@ -58,27 +58,27 @@ def modules(config: ModelConfig, dtype: torch.dtype, device: str) -> tuple[Arm, 
     attention: nn.Module = network.layers[0].attention
 
     def ours(x_TD: Tensor) -> Tensor:
-        step = network.make_context(AttentionMetadata.packed([len(x_TD)], device=x_TD.device))
-        out_TD, _, _ = attention(x_TD, step, None)
+        context = network.make_context(AttentionMetadata.packed([len(x_TD)], device=x_TD.device))
+        out_TD, _, _ = attention(x_TD, context, None)
         return out_TD  # type: ignore[no-any-return]
 
     def theirs(x_TD: Tensor) -> Tensor:
         length = len(x_TD)
-        place_1T = torch.arange(length, device=x_TD.device).unsqueeze(0)
-        later_TT = torch.full((length, length), float("-inf"), device=x_TD.device, dtype=dtype)
+        position_1T = torch.arange(length, device=x_TD.device).unsqueeze(0)
+        mask_TT = torch.full((length, length), float("-inf"), device=x_TD.device, dtype=dtype)
         out, *_ = decoder.layers[0].self_attn(
             hidden_states=x_TD.unsqueeze(0),
-            position_embeddings=decoder.rotary_emb(x_TD.unsqueeze(0), place_1T),
-            attention_mask=later_TT.triu_(1)[None, None],
-            position_ids=place_1T,
+            position_embeddings=decoder.rotary_emb(x_TD.unsqueeze(0), position_1T),
+            attention_mask=mask_TT.triu_(1)[None, None],
+            position_ids=position_1T,
         )
         return out[0]  # type: ignore[no-any-return]
 
     return ours, theirs
 
 
-def apart(ours: Arm, theirs: Arm, x_TD: Tensor) -> float:
-    """Relative norm of the difference."""
+def relative_error(ours: Arm, theirs: Arm, x_TD: Tensor) -> float:
+    """Relative norm of the error."""
     with torch.no_grad():
         one_TD, other_TD = ours(x_TD).double(), theirs(x_TD).double()
     return float((one_TD - other_TD).norm() / other_TD.norm())
@@ -111,8 +111,8 @@ def _figure(
     torch.cuda.empty_cache()
     fits = True
     try:
-        difference = apart(ours, theirs, x_TD.detach())
-        assert difference < TOLERANCE, f"the outputs are {difference:.3g} apart"
+        error = relative_error(ours, theirs, x_TD.detach())
+        assert error < TOLERANCE, f"relative error of the outputs: {error:.3g}"
         ms, peer_ms = medians([timed(ours), timed(theirs)], repeats=5, warm=1)
     except torch.OutOfMemoryError:
         fits = False
@@ -133,7 +133,7 @@ def _figure(
 
 
 def _flops(config: ModelConfig, length: int) -> float:
-    """Of a forward pass: weights, scores of every pair, expanded heads over the chosen keys."""
+    """Of a forward pass: weights, index scores of every pair, expanded heads over selected keys."""
     assert config.mla is not None
     assert config.indexer is not None
     mla, indexer = config.mla, config.indexer
@@ -141,6 +141,6 @@ def _flops(config: ModelConfig, length: int) -> float:
     per_token = config.hidden * (mla.q_rank + mla.kv_cache_dim + indexer.dim + indexer.heads)
     per_token += mla.q_rank * (mla.heads * mla.qk_head_dim + indexer.heads * indexer.dim)
     per_token += mla.heads * (mla.kv_rank * (mla.nope + mla.value) + mla.value * config.hidden)
-    chosen = sum(min(t + 1, indexer.topk) for t in range(length))
+    selected = sum(min(t + 1, indexer.topk) for t in range(length))
     pairs = length * (length + 1) / 2 * indexer.heads * indexer.dim
-    return 2 * (length * per_token + pairs + chosen * mla.heads * (mla.qk_head_dim + mla.value))
+    return 2 * (length * per_token + pairs + selected * mla.heads * (mla.qk_head_dim + mla.value))

@@ -1,17 +1,17 @@
 """Muon on one GPU against torch.optim.Muon: whole steps, and Newton-Schulz alone.
 
 Matrices are those of a GLM-5 layer: 192 blocks of heads (64 of W_UQ, 64 of W_UK, 64 of W_UV), the
-attention layer around them with W_O whole, the gate, up and down projections of 16 experts.
-torch.optim.Muon takes matrices one by one: with many small ones its time is that of launches, and
-nothing is claimed of the ratio. `whole` peers have heads together: fewer and larger products, but
-another optimizer. The peer that launches as seldom as we do is the same step with the definition's
-products, batched by the library. Parameters, gradients and momenta are float32, products halves.
+attention layer around them with W_O unsplit, the gate, up and down projections of 16 experts.
+torch.optim.Muon processes matrices one by one: with many small ones launches dominate its time, and
+the ratio has no target. The whole-matrix baseline does not split heads: fewer and larger products,
+but another optimizer. The baseline with as few launches as ours is the same step with the reference
+Newton-Schulz, batched by torch. Parameters, gradients and momenta are float32, products 16 bit.
 
-Newton-Schulz alone is measured as taken, and in the Gram form whether taken or not: that is what
-`fused.pays` rests on, as `fused.HALF_FROM` rests on the products.
+Newton-Schulz alone is measured as dispatched, and in the Gram form whether used or not:
+`fused.pays` is based on these measurements, `fused.HALF_FROM` on those of the products.
 
-Rates count the operations of the plain form, 5 (4 M^2 N + 2 M^3) for every matrix, whatever is
-executed; the floor is what the Gram form needs, by halves, at the rate of a large product.
+Rates count the FLOPs of the plain form, 5 (4 M^2 N + 2 M^3) for every matrix, whatever is executed;
+the floor is the Gram form with symmetric products, at the rate of a large matrix product.
 """
 
 import sys
@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,16 +68,16 @@ PRODUCTS: tuple[Shape, ...] = (
     (1, 6144, 6144),
     (1, 6144, 16384),
 )
-STEP = {"lr": 1e-3, "weight_decay": 0.1}
+STEP: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1}
 
 
 def figures() -> Iterator[Figure]:
-    """A row that breaks is reported, and the next one is taken."""
+    """A row that fails is reported, and the next one runs."""
     torch.manual_seed(0)
     rate = matmul_rate()
     rows: list[Callable[[], Iterator[Figure]]] = [
         partial(_steps, "192 blocks of heads", HEADS, rate),
-        partial(_steps, "attention layer", HEADS | REST, rate, least_whole=1.3),
+        partial(_steps, "attention layer", HEADS | REST, rate, min_ratio=1.3),
         partial(_steps, "attention layer, nothing split", _unsplit(HEADS | REST), rate),
         partial(_steps, "16 experts", EXPERTS, rate),
         *(partial(_alone, name, shape, rate) for name, shape in STACKS.items()),
@@ -86,7 +87,7 @@ def figures() -> Iterator[Figure]:
         try:
             yield from row()
         except Exception:
-            print(f"{row} broke off:", flush=True)
+            print(f"{row} failed:", flush=True)
             traceback.print_exc(file=sys.stdout)
         torch.cuda.empty_cache()
 
@@ -100,10 +101,9 @@ def _steps(
     layer: Layer,
     rate: float,
     *,
-    least_whole: float | None = None,
+    min_ratio: float | None = None,
 ) -> Iterator[Figure]:
-    """Against the same blocks batched by the library, one by one and, where there are blocks,
-    against whole matrices."""
+    """Against the same blocks batched by torch, one by one and, if split, as whole matrices."""
     named = [
         NamedParameter(key, _parameter(shape), ParameterRole("matrix", split))
         for key, (shape, split) in layer.items()
@@ -121,14 +121,14 @@ def _steps(
     is_split = any(split for _, split in layer.values())
     if is_split and all(each.parameter.ndim == 2 for each in named):
         arms.append(_torch([_parameter(shape) for shape, _ in layer.values()]).step)
-    mine, library, same, *whole = medians(arms)
-    shapes = [(len(many), *many[0].shape) for each in blocks for many in _alike(each)]
-    figure = _figure(f"{name}, a step", mine, shapes, rate)
-    yield replace(figure, peer="the definition, batched by the library", peer_ms=library)
-    yield replace(figure, peer="torch.optim.Muon, one by one (launches)", peer_ms=same)
-    for peer_ms in whole:
+    ours_ms, batched_ms, separate_ms, *whole_ms = medians(arms)
+    shapes = [(len(many), *many[0].shape) for each in blocks for many in _by_shape(each)]
+    figure = _figure(f"{name}, a step", ours_ms, shapes, rate)
+    yield replace(figure, peer="the reference, batched", peer_ms=batched_ms)
+    yield replace(figure, peer="torch.optim.Muon, one by one (launches)", peer_ms=separate_ms)
+    for peer_ms in whole_ms:
         against = replace(figure, peer="torch.optim.Muon on whole matrices", peer_ms=peer_ms)
-        yield against if least_whole is None else at_least(against, ratio=least_whole)
+        yield against if min_ratio is None else at_least(against, ratio=min_ratio)
 
 
 def _parameter(shape: Shape) -> nn.Parameter:
@@ -149,7 +149,7 @@ def _blocks(named: NamedParameter) -> Iterator[nn.Parameter]:
             yield made
 
 
-def _alike(blocks: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def _by_shape(blocks: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     for shape in dict.fromkeys(block.shape for block in blocks):
         yield [block for block in blocks if block.shape == shape]
 
@@ -164,7 +164,7 @@ def _compare(
     named: Sequence[NamedParameter],
     blocks: Sequence[Sequence[nn.Parameter]],
 ) -> None:
-    """One step of both, which must lead to the same place; bfloat16 errs by about a hundredth."""
+    """One step of both must give the same update; bfloat16 has an error of about 1 %."""
     before = [each.parameter.detach().clone() for each in named]
     ours.step()
     theirs.step()
@@ -176,12 +176,12 @@ def _compare(
         )
         pairs = [both for two in zip(ends, starts, strict=True) for both in zip(*two, strict=True)]
         for (end, begin), block in zip(pairs, many, strict=True):
-            apart = float((end - block.detach()).norm() / (end - begin).norm())
-            assert apart < 0.05, f"{each.name} went elsewhere: {apart:.3f}"
+            error = float((end - block.detach()).norm() / (end - begin).norm())
+            assert error < 0.05, f"{each.name}: the updates differ by {error:.3f}"
 
 
 def _alone(name: str, shape: Shape, rate: float) -> Iterator[Figure]:
-    """Newton-Schulz against torch's on one matrix after the other; both forms of it."""
+    """Newton-Schulz as dispatched and in the Gram form, against torch's one matrix at a time."""
     B, *sides = shape
     update = torch.randn(shape, device="cuda")
 
@@ -191,39 +191,39 @@ def _alone(name: str, shape: Shape, rate: float) -> Iterator[Figure]:
     def gram() -> Tensor:
         return fused.newton_schulz(update, coefficients=JORDAN, steps=5, eps=1e-7)
 
-    def by_definition() -> Tensor:
+    def by_reference() -> Tensor:
         return reference.newton_schulz(update, dtype=torch.bfloat16)
 
     def theirs() -> list[Tensor]:
         return [torch_zeropower(one, JORDAN[0], 5, 1e-7) for one in update]
 
-    mine, fewer, definition, peer = medians([ours, gram, by_definition, theirs])
+    ours_ms, gram_ms, reference_ms, peer_ms = medians([ours, gram, by_reference, theirs])
     name = f"{name}, {' x '.join(map(str, shape))}"
-    figure = _figure(name, mine, [shape], rate)
-    yield replace(figure, peer="torch, one by one", peer_ms=peer)
-    form = "Gram form, taken" if fused.pays(B, *sorted(sides)) else "Gram form, not taken"
-    figure = _figure(f"{name}: {form}", fewer, [shape], rate)
-    yield replace(figure, peer="the definition, batched", peer_ms=definition)
+    figure = _figure(name, ours_ms, [shape], rate)
+    yield replace(figure, peer="torch, one by one", peer_ms=peer_ms)
+    form = "Gram form, used" if fused.pays(B, *sorted(sides)) else "Gram form, not used"
+    figure = _figure(f"{name}: {form}", gram_ms, [shape], rate)
+    yield replace(figure, peer="the reference, batched", peer_ms=reference_ms)
 
 
 def _product(shape: Shape, rate: float) -> Iterator[Figure]:
-    """A symmetric product by halves against the library's; of square ones the polynomial too."""
+    """A symmetric product that computes one half, against torch's; square ones with polynomial."""
     B, M, K = shape
     x = torch.randn(shape, device="cuda", dtype=torch.float16) / K**0.5
     triples = {"x x^T": None} | ({"I + x + x x^T": (1.0, 1.0, 1.0)} if M == K else {})
     needed = B * M * (M + 1) * K
     for name, triple in triples.items():
-        arms = [partial(way, x, x, triple) for way in (fused.mirrored, fused.whole)]
-        mine, library = medians(arms, repeats=15)
+        arms = [partial(product, x, x, triple) for product in (fused.mirrored, fused.whole)]
+        ours_ms, torch_ms = medians(arms, repeats=15)
         yield Figure(
             section="muon",
             name=f"{name}, {' x '.join(map(str, shape))}",
-            ms=mine,
-            rate=needed / mine / 1e9,
+            ms=ours_ms,
+            rate=needed / ours_ms / 1e9,
             unit="TFLOP/s",
             floor_ms=needed / rate * 1e3,
             peer="torch.bmm" if triple is None else "torch.baddbmm and the diagonal",
-            peer_ms=library,
+            peer_ms=torch_ms,
         )
 
 

@@ -1,8 +1,7 @@
-"""Index scores, and scores with the choice behind them; GLM-5 has 32 heads of 128 and top 2048.
+"""Index scores, alone and with top-k; GLM-5 has 32 index heads of 128 and top-k 2048.
 
-Operations: two for each product of a query's head with a key it may see. The floor is what they
-would take at the rate of PyTorch's bfloat16 product of two 8192 x 8192 matrices in the same run,
-for 8-bit inputs too.
+FLOPs: two for each product of a query's head with a visible key. The floor is at the rate of
+PyTorch's bfloat16 product of two 8192 x 8192 matrices in the same run, for float8 inputs too.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import torch
 
 from benchmarks.kernels import Figure, at_least, copy_rate, matmul_rate, medians
 from paddock.kernels.index_scores import IndexKeys, index_scores, to_float8
-from paddock.kernels.index_scores import triton as twin
+from paddock.kernels.index_scores import triton as kernel
 from paddock.kernels.index_scores.blocks import blocks
 from paddock.kernels.spans import Span
 from paddock.kernels.topk import index_topk_varlen
@@ -44,7 +43,7 @@ def inputs(spans: tuple[Span, ...], heads: int, dim: int) -> Inputs:
     return query, IndexKeys(key), weight
 
 
-def in_8_bits(query: torch.Tensor, keys: IndexKeys, weight: torch.Tensor) -> Inputs:
+def in_float8(query: torch.Tensor, keys: IndexKeys, weight: torch.Tensor) -> Inputs:
     query8, query_scale = to_float8(query)
     key8, key_scale = to_float8(keys.row_SD)
     return query8, IndexKeys(key8, None, key_scale), weight * query_scale
@@ -55,26 +54,26 @@ def operations(spans: tuple[Span, ...], heads: int, dim: int) -> int:
     return 2 * heads * dim * pairs
 
 
-def score_all(held: Inputs, spans: tuple[Span, ...]) -> Callable[[], None]:
-    """Every block of the spans, through one piece of scratch. k = 0: every query is scored."""
-    device = held[0].device
+def score_all(tensors: Inputs, spans: tuple[Span, ...]) -> Callable[[], None]:
+    """Every block of the spans, with one workspace. k = 0: every query is scored."""
+    device = tensors[0].device
     plan = blocks(spans, 0, device, scratch_bytes(device))
     workspace = torch.empty(max(block.rows_wide for block in plan), device=device)
 
     def run() -> None:
         for block in plan:
-            twin.scores(*held, block, workspace[: block.rows_wide].view(block.shape))
+            kernel.scores(*tensors, block, workspace[: block.rows_wide].view(block.shape))
 
     return run
 
 
 def figures() -> Iterator[Figure]:
     torch.manual_seed(0)
-    peak, moved = matmul_rate(), copy_rate()
+    peak, bytes_s = matmul_rate(), copy_rate()
     yield from _prefill(peak)
-    yield from _decode(moved)
+    yield from _decode(bytes_s)
     yield from _against_torch(peak)
-    yield from _with_choice(peak)
+    yield from _with_topk(peak)
     yield from _stages(peak)
 
 
@@ -93,68 +92,68 @@ def _prefill(peak: float) -> Iterator[Figure]:
         "300 short and one of 32K": (documents(*[200] * 150, 32768, *[300] * 150), 32, 128, 5),
         "small, 8 x 4K": (documents(*[4096] * 8), 16, 64, 7),
     }
-    least = {"32K": (580.0, 850.0), "128K": (580.0, 850.0)}
+    min_rates = {"32K": (580.0, 850.0), "128K": (580.0, 850.0)}
     for name, (spans, heads, dim, repeats) in steps.items():
-        halves = inputs(spans, heads, dim)
-        arms = [score_all(halves, spans), score_all(in_8_bits(*halves), spans)]
+        bf16 = inputs(spans, heads, dim)
+        arms = [score_all(bf16, spans), score_all(in_float8(*bf16), spans)]
         work = operations(spans, heads, dim)
-        taken = medians(arms, repeats=repeats, warm=1)
-        for at, (kind, ms) in enumerate(zip(("bf16", "fp8"), taken, strict=True)):
+        times = medians(arms, repeats=repeats, warm=1)
+        for at, (kind, ms) in enumerate(zip(("bf16", "fp8"), times, strict=True)):
             figure = _figure(f"{kind} {name}", ms, work, peak)
-            yield at_least(figure, rate=least[name][at]) if name in least else figure
+            yield at_least(figure, rate=min_rates[name][at]) if name in min_rates else figure
 
 
-def _decode(moved: float) -> Iterator[Figure]:
+def _decode(bytes_s: float) -> Iterator[Figure]:
     for name, spans in {
         "1 x 128K": decoding(1, 131072),
         "32 x 64K": decoding(32, 65536),
     }.items():
-        halves = inputs(spans, 32, 128)
+        bf16 = inputs(spans, 32, 128)
         key_bytes = 2 * 128 * sum(span.keys for span in spans)
-        (ms,) = medians([score_all(halves, spans)], repeats=15)
+        (ms,) = medians([score_all(bf16, spans)], repeats=15)
         yield Figure(
             section="scores",
             name=f"bf16 decode {name}",
             ms=ms,
             rate=key_bytes / ms / 1e9,
             unit="TB/s",
-            floor_ms=key_bytes / moved * 1e3,
+            floor_ms=key_bytes / bytes_s * 1e3,
         )
 
 
 def _against_torch(peak: float) -> Iterator[Figure]:
     spans = last(32768, 1024)
-    halves = inputs(spans, 32, 128)
-    query, keys, weight = halves
-    arms = [score_all(halves, spans), lambda: index_scores(query, keys.row_SD, weight)]
+    bf16 = inputs(spans, 32, 128)
+    query, keys, weight = bf16
+    arms = [score_all(bf16, spans), lambda: index_scores(query, keys.row_SD, weight)]
     ours, theirs = medians(arms, repeats=5)
     figure = _figure("bf16 last 1K of 32K", ours, operations(spans, 32, 128), peak)
     yield replace(figure, peer="torch's products, relu, sum", peer_ms=theirs)
 
 
-def _with_choice(peak: float) -> Iterator[Figure]:
+def _with_topk(peak: float) -> Iterator[Figure]:
     for name, length, repeats in (("32K", 32768, 5), ("128K", 131072, 3)):
         spans = documents(length)
-        halves = inputs(spans, 32, 128)
-        eight = in_8_bits(*halves)
+        bf16 = inputs(spans, 32, 128)
+        fp8 = in_float8(*bf16)
         arms = [
-            lambda held=held, spans=spans: index_topk_varlen(*held, spans, K)
-            for held in (halves, eight)
+            lambda tensors=tensors, spans=spans: index_topk_varlen(*tensors, spans, K)
+            for tensors in (bf16, fp8)
         ]
         work = operations(spans, 32, 128)
         for kind, ms in zip(("bf16", "fp8"), medians(arms, repeats=repeats, warm=1), strict=True):
-            yield _figure(f"{kind} {name}, scored and chosen", ms, work, peak)
+            yield _figure(f"{kind} {name}, scores and top-k", ms, work, peak)
 
 
 def _stages(peak: float) -> Iterator[Figure]:
-    """Would another depth of the pipeline do better?"""
+    """Other numbers of pipeline stages."""
     spans = last(131072, 2048)
-    halves = inputs(spans, 32, 128)
+    bf16 = inputs(spans, 32, 128)
     work = operations(spans, 32, 128)
-    default = twin.STAGES
-    for kind, held in (("bf16", halves), ("fp8", in_8_bits(*halves))):
+    default = kernel.STAGES
+    for kind, tensors in (("bf16", bf16), ("fp8", in_float8(*bf16))):
         for stages in (2, 3, 4):
-            twin.STAGES = stages
-            (ms,) = medians([score_all(held, spans)])
+            kernel.STAGES = stages
+            (ms,) = medians([score_all(tensors, spans)])
             yield _figure(f"{kind} last 2K of 128K, {stages} stages", ms, work, peak)
-    twin.STAGES = default
+    kernel.STAGES = default

@@ -1,15 +1,15 @@
-"""Sparse latent attention on one GPU: right, and how fast, against the best dense attention.
+"""Sparse MLA on one GPU: correctness, and speed against the best dense attention.
 
     python -m benchmarks.kernels_sparse_mla [check] [fwd] [bwd] [heads16] [small] [dense] ...
 
-Each section runs in a process of its own, so that one that fails or hangs leaves the others alone.
-All are rehearsed first on a few queries, side by side, which compiles every kernel. Arms of one
-comparison take turns; times are medians of device events over whole launches. TFLOP/s count the
-multiply-adds of the kept keys of the heads there are; "of peak" is the share of a bf16 matrix
-product's rate on an H200, 756 TFLOP/s.
+Each section runs in its own process, so that one that fails or hangs does not affect the others.
+First all run on a few queries, in parallel, which compiles every kernel. Arms of one comparison
+alternate; times are medians of device events over whole launches. TFLOP/s count the multiply-adds
+of the selected keys; "of peak" is the share of a bf16 matrix product's rate on an H200,
+756 TFLOP/s.
 
-Indices: "independent" draws anew for every query, the worst case; "overlapping" draws one query in
-ten entries anew within a run of 64 queries, as neighbours of a trained indexer do.
+Indices: "independent" selects new keys for every query, the worst case; "overlapping" replaces one
+key in ten within a run of 64 queries, as neighbours of a trained indexer do.
 
 T queries, H heads, C row width, V value columns, S rows, K kept per query.
 """
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, Queue
@@ -36,7 +36,7 @@ from paddock.kernels.sparse_mla.problem import Attended, Problem
 
 PEAK = 756e12
 RUN_OF_NEIGHBOURS, FRESH = 64, 0.1
-FEW = 64  # queries of a rehearsal
+FEW = 64  # queries of a warm-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Shape:
         return self.value + self.rest
 
     def flops(self, pairs: int, *, backward: bool) -> float:
-        """Scores and values; backward scores again, and four more products."""
+        """Scores and values; backward recomputes scores and has four more products."""
         columns = 3 * self.row + 2 * self.value if backward else self.row + self.value
         return 2.0 * self.heads * columns * pairs
 
@@ -61,29 +61,29 @@ GLM5 = Shape(heads=64, value=512, rest=64, kept=2048, scale=256**-0.5)
 SMALL = Shape(heads=16, value=256, rest=64, kept=1024, scale=128**-0.5)
 
 
-def choices(first: int, count: int, kept: int, *, overlapping: bool) -> Tensor:
-    """[count, kept] int32: what queries at positions first.. keep of the positions before them.
+def random_selection(first: int, count: int, kept: int, *, overlapping: bool) -> Tensor:
+    """[count, kept] int32: keys selected by the queries at positions first.. among earlier ones.
 
-    Entry j lies in the j-th of `kept` equal slices of the past. Ascending, distinct, -1 at the end
-    where the past is shorter.
+    Entry j lies in the j-th of `kept` equal slices of the earlier positions. Ascending, distinct,
+    padded with -1 if there are fewer.
     """
-    chance = torch.Generator("cuda").manual_seed(0)
+    generator = torch.Generator("cuda").manual_seed(0)
     index_TK = torch.empty(count, kept, dtype=torch.int32, device="cuda")
     j = torch.arange(kept, device="cuda")
     for start in range(0, count, 8192):
         n = min(8192, count - start)
         t = torch.arange(first + start, first + start + n, device="cuda")
-        draw = torch.rand(n, kept, device="cuda", generator=chance)
+        draw = torch.rand(n, kept, device="cuda", generator=generator)
         width = (t + 1).clamp_min(kept)[:, None] / kept
         if overlapping:
             leader = torch.arange(n, device="cuda") // RUN_OF_NEIGHBOURS * RUN_OF_NEIGHBOURS
-            fresh = torch.rand(n, kept, device="cuda", generator=chance) < FRESH
+            fresh = torch.rand(n, kept, device="cuda", generator=generator) < FRESH
             draw = torch.where(fresh, draw, draw[leader])
             width = torch.where(fresh, width, width[leader])
         low, high = (j * width).ceil(), ((j + 1) * width).ceil() - 1  # slices share no position
         found = torch.minimum((low + draw * (high - low + 1)).floor(), high).long()
         found = found.sort(dim=1).values
-        # Neighbours' slices differ by a little, so that a fresh entry may repeat an older one.
+        # Slices of neighbours differ slightly, so a new entry may repeat another one.
         again = F.pad(found[:, 1:] <= found[:, :-1], (1, 0))
         found = torch.where(again | (found > t[:, None]), -1, found)
         short = torch.where(j <= t[:, None], j, -1)
@@ -100,14 +100,14 @@ def problem_of(
     return Problem(
         torch.randn(count, shape.heads, shape.row, device="cuda", dtype=torch.bfloat16),
         torch.randn(keys, shape.row, device="cuda", dtype=torch.bfloat16),
-        choices(keys - count, count, shape.kept, overlapping=overlapping),
+        random_selection(keys - count, count, shape.kept, overlapping=overlapping),
         shape.scale,
         shape.value,
     )
 
 
-def race(arms: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
-    """Median milliseconds of every arm that runs, the arms taking turns."""
+def race(arms: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
+    """Median milliseconds of every arm that runs; the arms alternate."""
     running = {}
     for name, arm in arms.items():
         try:
@@ -115,10 +115,10 @@ def race(arms: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, fl
             torch.cuda.synchronize()
             running[name] = arm
         except Exception as error:
-            said = str(error).strip().splitlines() or [""]
-            print(f"    {name}: {type(error).__name__}: {said[-1][:200]}", flush=True)
-    taken = medians([*running.values()], repeats=rounds, warm=0)
-    return dict(zip(running, taken, strict=True))
+            message = str(error).strip().splitlines() or [""]
+            print(f"    {name}: {type(error).__name__}: {message[-1][:200]}", flush=True)
+    times = medians([*running.values()], repeats=rounds, warm=0)
+    return dict(zip(running, times, strict=True))
 
 
 def report(title: str, times: dict[str, float], flops: float | None) -> None:
@@ -155,16 +155,16 @@ def backward_arms(
 ) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
     from paddock.kernels.sparse_mla import gluon_backward, triton
 
-    given = (problem, attended, grad_THV)
+    inputs = (problem, attended, grad_THV)
     arms: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
-        "triton": lambda: triton.backward(*given, deterministic=False)
+        "triton": lambda: triton.backward(*inputs, deterministic=False)
     }
     unions = (False, True) if problem.query_THC.shape[1] <= 32 else (False,)
     for united in unions:
         for chunk, fixed in ((64, False), (128, False), (64, True)):
             name = f"gluon {'deterministic' if fixed else f'chunk {chunk}'}"
             arms[name + " united" * united] = lambda u=united, c=chunk, f=fixed: (
-                gluon_backward.backward(*given, deterministic=f, united=u, chunk=c)
+                gluon_backward.backward(*inputs, deterministic=f, united=u, chunk=c)
             )
     return arms
 
@@ -198,59 +198,61 @@ def dense_arms(keys: int, *, backward: bool) -> dict[str, Callable[[], object]]:
     return arms
 
 
-def least(name: str, rate: float, target: float) -> Claim:
+def rate_claim(name: str, rate: float, target: float) -> Claim:
     measured = f"{rate:.0f} TFLOP/s"
     return Claim(
         name=name, target=f">= {target:.0f} TFLOP/s", measured=measured, holds=rate >= target
     )
 
 
-def places() -> Iterator[tuple[int, bool]]:
+def cases() -> Iterator[tuple[int, bool]]:
     for keys in (8192, 32768, 131072):
         yield keys, False
         if keys > 8192:
             yield keys, True
 
 
-def described(keys: int, overlapping: bool) -> str:
+def describe(keys: int, overlapping: bool) -> str:
     return f"{keys // 1024}K {'overlapping' if overlapping else 'independent'}"
 
 
 def forward_section(few: bool) -> list[Claim]:
     """The last 4096 queries of a document at GLM-5's shape."""
     claims = []
-    for keys, overlapping in places():
+    for keys, overlapping in cases():
         problem = problem_of(GLM5, keys, 4096, overlapping=overlapping, few=few)
         flops = GLM5.flops(pairs_of(problem), backward=False)
         times = race(forward_arms(problem), 1 if few else 9)
-        report(f"forward {described(keys, overlapping)}", times, flops)
+        report(f"forward {describe(keys, overlapping)}", times, flops)
         ours = [ms for name, ms in times.items() if name.startswith("gluon")]
         if ours:
             rate = flops / min(ours) / 1e9
-            claims.append(least(f"sparse forward {described(keys, overlapping)}", rate, 450))
+            claims.append(rate_claim(f"sparse forward {describe(keys, overlapping)}", rate, 450))
     return claims
 
 
 def backward_section(few: bool) -> list[Claim]:
-    """The same backward: rows' gradients zeroed, deltas and lists computed in every run."""
+    """The same backward, including zeroing the gradients and computing deltas and lists."""
     claims = []
-    for keys, overlapping in places():
+    for keys, overlapping in cases():
         problem = problem_of(GLM5, keys, 4096, overlapping=overlapping, few=few)
         attended = forward_arms(problem)["triton"]()
         grad_THV = torch.randn_like(attended.out_THV)
         flops = GLM5.flops(pairs_of(problem), backward=True)
         times = race(backward_arms(problem, attended, grad_THV), 1 if few else 5)
-        report(f"backward {described(keys, overlapping)}", times, flops)
+        report(f"backward {describe(keys, overlapping)}", times, flops)
         ours = [ms for name, ms in times.items() if name.startswith("gluon chunk")]
         target = {8192: 260, 32768: 260, 131072: 160}[keys]
         if ours:
             rate = flops / min(ours) / 1e9
-            claims.append(least(f"sparse backward {described(keys, overlapping)}", rate, target))
+            claims.append(
+                rate_claim(f"sparse backward {describe(keys, overlapping)}", rate, target)
+            )
     return claims
 
 
 def dense_section(few: bool) -> list[Claim]:
-    """Whole documents, sparse against dense; the absorbed projections are not in either."""
+    """Whole documents, sparse against dense; absorbed projections are in neither."""
     from paddock.kernels.sparse_mla import fused
 
     for keys in (8192, 16384, 32768, 131072):
@@ -260,7 +262,7 @@ def dense_section(few: bool) -> list[Claim]:
         rounds = 1 if few or keys > 32768 else 3
         times = race({"sparse": lambda p=problem: fused.forward(p)}, rounds)
         times |= race(dense_arms(256 if few else keys, backward=False), rounds)
-        report(f"forward of a whole document, {keys // 1024}K", times, None)
+        report(f"forward of a document, {keys // 1024}K", times, None)
         if keys > 32768:
             break
         attended = fused.forward(problem)
@@ -274,7 +276,7 @@ def dense_section(few: bool) -> list[Claim]:
         del attended, grad_THV, problem, back
         torch.cuda.empty_cache()
         times |= race(dense_arms(256 if few else keys, backward=True), rounds)
-        report(f"backward of a whole document, {keys // 1024}K", times, None)
+        report(f"backward of a document, {keys // 1024}K", times, None)
         torch.cuda.empty_cache()
     return []
 
@@ -286,7 +288,7 @@ def heads_section(few: bool, heads: int) -> list[Claim]:
         problem = problem_of(shape, 32768, 2048, overlapping=overlapping, few=few)
         arms = forward_arms(problem)
         flops = shape.flops(pairs_of(problem), backward=False)
-        title = f"{heads} heads, {described(32768, overlapping)}"
+        title = f"{heads} heads, {describe(32768, overlapping)}"
         report(f"forward {title}", race(arms, 1 if few else 5), flops)
         attended = arms["triton"]()
         back = backward_arms(problem, attended, torch.randn_like(attended.out_THV))
@@ -297,7 +299,7 @@ def heads_section(few: bool, heads: int) -> list[Claim]:
 
 
 def small_section(few: bool) -> list[Claim]:
-    """The small preset's layer: gathered against masked, 8 documents of 4K and one of 32K."""
+    """A layer of the small preset: sparse against masked, 8 documents of 4K and one of 32K."""
     for documents, length in ((8, 4096), (1, 32768)):
         for overlapping in (False, True):
             kind = "overlapping" if overlapping else "independent"
@@ -307,10 +309,10 @@ def small_section(few: bool) -> list[Claim]:
             times = race(forward_arms(problem) | forward_tiles(problem), rounds)
             report(f"small forward {title}", times, SMALL.flops(pairs, backward=False))
             attended = forward_arms(problem)["triton"]()
-            given = (problem, attended, torch.randn_like(attended.out_THV))
-            times = race(backward_arms(*given) | backward_tiles(*given), rounds)
+            inputs = (problem, attended, torch.randn_like(attended.out_THV))
+            times = race(backward_arms(*inputs) | backward_tiles(*inputs), rounds)
             report(f"small backward {title}", times, SMALL.flops(pairs, backward=True))
-            del attended, given
+            del attended, inputs
             times = masked_times(problem, spans, rounds)
             times |= race({"united lists alone": lambda p=problem: united(p)}, rounds)
             report(f"small, masked, {title}", times, None)
@@ -334,17 +336,17 @@ def backward_tiles(
 ) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
     from paddock.kernels.sparse_mla import triton
 
-    given = (problem, attended, grad_THV)
+    inputs = (problem, attended, grad_THV)
     return {
         f"triton {slots} slots, {stages} stages": lambda n=slots, m=stages: triton.backward(
-            *given, deterministic=False, tile=triton.Tile(16, n, 4, m)
+            *inputs, deterministic=False, tile=triton.Tile(16, n, 4, m)
         )
         for slots, stages in ((32, 2), (16, 2))
     }
 
 
 def masked_times(problem: Problem, spans: list, rounds: int) -> dict[str, float]:
-    """The other way to the same result: a dense product over expanded heads, under a mask."""
+    """The alternative: dense attention over expanded heads with a top-k mask."""
     from paddock.kernels.dense_attention import topk_masked_attention
 
     T = len(problem.query_THC)
@@ -374,12 +376,12 @@ def united(problem: Problem) -> object:
 def packed(
     shape: Shape, documents: int, length: int, overlapping: bool, few: bool
 ) -> tuple[Problem, list]:
-    """Whole documents side by side, every query of them."""
+    """Packed documents with all of their queries."""
     from paddock.kernels.spans import Span
 
     length = max(FEW // documents, 16) if few else length
     T = documents * length
-    local_TK = choices(0, length, shape.kept, overlapping=overlapping)
+    local_TK = random_selection(0, length, shape.kept, overlapping=overlapping)
     index_TK = torch.cat(
         [torch.where(local_TK < 0, -1, local_TK + d * length) for d in range(documents)]
     )
@@ -404,7 +406,7 @@ GROUPS = (
 
 
 def check_section(few: bool) -> list[Claim]:
-    """The GPU tests, in groups side by side."""
+    """The GPU tests, in parallel groups."""
     if few:
         return []
     start = time.monotonic()
@@ -418,20 +420,22 @@ def check_section(few: bool) -> list[Claim]:
     claims = []
     for group, process in running.items():
         try:
-            said, _ = process.communicate(timeout=max(1.0, start + 150 - time.monotonic()))
+            output, _ = process.communicate(timeout=max(1.0, start + 150 - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            said, _ = process.communicate()
-            said += "\nstopped after 150 s"
+            output, _ = process.communicate()
+            output += "\nstopped after 150 s"
         passed = process.returncode == 0
         print(
-            f"== {group}", said[-5000:] if not passed else said.strip().splitlines()[-1], flush=True
+            f"== {group}",
+            output[-5000:] if not passed else output.strip().splitlines()[-1],
+            flush=True,
         )
         claims.append(Claim(name=f"GPU tests: {group}", target="pass", measured="", holds=passed))
     return claims
 
 
-# What each section is called, what it does, and how many seconds it may take.
+# Sections by name, with their timeout in seconds.
 SECTIONS: dict[str, tuple[Callable[[bool], list[Claim]], int]] = {
     "check": (check_section, 165),
     "fwd": (forward_section, 30),
@@ -443,7 +447,7 @@ SECTIONS: dict[str, tuple[Callable[[bool], list[Claim]], int]] = {
     "small": (small_section, 40),
     "dense": (dense_section, 60),
 }
-STARTS = "-- "  # how a process says which section comes next
+STARTS = "-- "  # printed by a subprocess before each section
 
 
 def _process(names: Sequence[str], *flags: str) -> subprocess.Popen[str]:
@@ -453,25 +457,25 @@ def _process(names: Sequence[str], *flags: str) -> subprocess.Popen[str]:
     )
 
 
-def rehearse(names: Sequence[str], limit_s: int = 80) -> None:
-    """Every section on a few queries, all at once: compiles what the timed runs will launch."""
+def warm_up(names: Sequence[str], limit_s: int = 80) -> None:
+    """Every section on a few queries, in parallel: compiles the kernels of the timed runs."""
     running = {name: _process([name], "--few") for name in names if name != "check"}
     deadline = time.monotonic() + limit_s
     for name, process in running.items():
         try:
-            said, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            output, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            said, _ = process.communicate()
-            print(f"rehearsal of {name}: not done after {limit_s} s; it said:\n{said[-1500:]}")
+            output, _ = process.communicate()
+            print(f"warm-up of {name}: not done after {limit_s} s; output:\n{output[-1500:]}")
             continue
-        failures = [line for line in said.splitlines() if "Error" in line]
+        failures = [line for line in output.splitlines() if "Error" in line]
         if process.returncode or failures:
-            print(f"rehearsal of {name}:", *(failures or [said[-1500:]]), sep="\n  ", flush=True)
+            print(f"warm-up of {name}:", *(failures or [output[-1500:]]), sep="\n  ", flush=True)
 
 
-def perform(names: Sequence[str]) -> None:
-    """One section after another, in one process while all goes well."""
+def run_sections(names: Sequence[str]) -> None:
+    """One section after another, in one process until a section kills it or times out."""
     while names:
         process, lines = _process(names), Queue[str | None]()
         reader = Thread(
@@ -486,39 +490,43 @@ def perform(names: Sequence[str]) -> None:
                     current = line.removeprefix(STARTS).strip()
                     deadline = time.monotonic() + SECTIONS[current][1]
         except Empty:
-            print(f"{current}: stopped, it took too long", flush=True)
+            print(f"{current}: timed out", flush=True)
             process.kill()
-        # A section that raised said so and the next one began: only a dead process ends early.
+        # A section that raises is reported and the next one runs: only a killed process ends early.
         reader.join()
         done = process.wait() == 0
         names = [] if done else names[list(names).index(current) + 1 :]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sections", nargs="*", metavar="|".join(SECTIONS))
     parser.add_argument("--alone", action="store_true", help="in this process")
-    parser.add_argument("--few", action="store_true", help="a rehearsal")
-    asked = parser.parse_args()
-    names = asked.sections or list(SECTIONS)
+    parser.add_argument("--few", action="store_true", help="warm-up on a few queries")
+    options = parser.parse_args()
+    names = options.sections or list(SECTIONS)
     if unknown := set(names) - set(SECTIONS):
-        parser.error(f"no section called {', '.join(sorted(unknown))}")
-    if asked.alone:
+        parser.error(
+            f"unknown section {', '.join(sorted(unknown))}; choose from {', '.join(SECTIONS)}"
+        )
+    if options.alone:
         for name in names:
             print(f"{STARTS}{name}")
             try:
-                if claims := SECTIONS[name][0](asked.few):
+                if claims := SECTIONS[name][0](options.few):
                     print_claims(claims)
             except Exception:
                 traceback.print_exc()
             torch.cuda.empty_cache()
         return
+    if not torch.cuda.is_available():
+        sys.exit("needs a GPU")
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}", flush=True)
     start = time.monotonic()
-    rehearse(names)
-    print(f"rehearsed in {time.monotonic() - start:.0f} s", flush=True)
-    perform(names)
+    warm_up(names)
+    print(f"warmed up in {time.monotonic() - start:.0f} s", flush=True)
+    run_sections(names)
     print(f"all in {time.monotonic() - start:.0f} s", flush=True)
 
 

@@ -1,6 +1,6 @@
-"""Top-k of 4096 rows against torch.topk, which neither breaks ties by a rule nor sorts by index.
+"""Top-k of 4096 rows against torch.topk, which has no tie rule and does not sort by index.
 
-Rows are wholly visible; `causal` ones end at the row's own place, as in a step.
+Rows are fully visible; `causal` ones end at the row's own position, as in prefill.
 
 Bytes: every visible score read once and every index written once, at the rate of a device copy.
 """
@@ -18,7 +18,7 @@ KINDS: dict[str, Callable[[int, int], torch.Tensor]] = {
     "zero plateau": lambda n, L: (torch.randn(n, L, device="cuda") - 2.5).relu_(),
     "many ties": lambda n, L: (torch.randn(n, L, device="cuda") * 20).round_(),
 }
-LEAST = {
+MIN_RATIO = {
     ("random", 8192): 3.0,
     ("random", 32768): 4.0,
     ("random", 131072): 6.0,
@@ -30,20 +30,20 @@ LEAST = {
 
 def figures() -> Iterator[Figure]:
     torch.manual_seed(0)
-    moved = copy_rate()
+    bytes_s = copy_rate()
     for length in (8192, 32768, 131072):
         for kind in KINDS:
-            figure = _figure(kind, length, 2048, moved)
-            least = LEAST.get((kind, length))
-            yield figure if least is None else at_least(figure, ratio=least)
-        yield _figure("random", length, 2048, moved, causal=True)
+            figure = _figure(kind, length, 2048, bytes_s)
+            min_ratio = MIN_RATIO.get((kind, length))
+            yield figure if min_ratio is None else at_least(figure, ratio=min_ratio)
+        yield _figure("random", length, 2048, bytes_s, causal=True)
     for length, k in ((1024, 64), (4096, 512), (4096, 1024), (16384, 1024)):
-        yield _figure("random", length, k, moved)
-    yield from _one_row(moved)
-    yield from _block_sizes(moved)
+        yield _figure("random", length, k, bytes_s)
+    yield from _one_row(bytes_s)
+    yield from _block_sizes(bytes_s)
 
 
-def _figure(kind: str, length: int, k: int, moved: float, *, causal: bool = False) -> Figure:
+def _figure(kind: str, length: int, k: int, bytes_s: float, *, causal: bool = False) -> Figure:
     score = KINDS[kind](ROWS, length)
     first = length - ROWS + 1 if causal and length > ROWS else 1 if causal else length
     visible = torch.arange(first, first + ROWS, device="cuda") if causal else _full(length)
@@ -54,18 +54,18 @@ def _figure(kind: str, length: int, k: int, moved: float, *, causal: bool = Fals
     def ours() -> None:
         cuda.topk(score, visible, k, start_T=None, out_TK=out)
 
-    mine, theirs = medians([ours, lambda: score.topk(k, dim=-1, sorted=False)])
+    ours_ms, theirs_ms = medians([ours, lambda: score.topk(k, dim=-1, sorted=False)])
     name = f"{kind}, {ROWS} x {length}, k {k}{', causal' if causal else ''}"
     needed = 4 * int(visible.sum()) + 4 * out.numel()
     return Figure(
         section="topk",
         name=name,
-        ms=mine,
-        rate=needed / mine / 1e9,
+        ms=ours_ms,
+        rate=needed / ours_ms / 1e9,
         unit="TB/s",
-        floor_ms=needed / moved * 1e3,
+        floor_ms=needed / bytes_s * 1e3,
         peer="torch.topk",
-        peer_ms=theirs,
+        peer_ms=theirs_ms,
     )
 
 
@@ -74,7 +74,7 @@ def _full(length: int) -> torch.Tensor:
 
 
 def _check(score: torch.Tensor, visible: torch.Tensor, k: int) -> None:
-    """A figure counts only if the answer is right: some rows against a stable sort."""
+    """Check the result on some rows against a stable sort."""
     at = torch.arange(0, ROWS, ROWS // 32, device="cuda")
     some = score[at].clone()
     some[torch.arange(some.shape[1], device="cuda") >= visible[at, None]] = -torch.inf
@@ -85,8 +85,8 @@ def _check(score: torch.Tensor, visible: torch.Tensor, k: int) -> None:
         raise AssertionError(f"wrong indices for rows of {score.shape[1]}, k {k}")
 
 
-def _one_row(moved: float) -> Iterator[Figure]:
-    """A decode step: few rows, so that one block's walk over its row is what takes the time."""
+def _one_row(bytes_s: float) -> Iterator[Figure]:
+    """A decode step: few rows, so that the time of one block per row dominates."""
     for rows in (1, 32):
         score = torch.randn(rows, 131072, device="cuda")
         visible = torch.full((rows,), 131072, dtype=torch.int32, device="cuda")
@@ -95,21 +95,21 @@ def _one_row(moved: float) -> Iterator[Figure]:
             lambda s=score, v=visible, o=out: cuda.topk(s, v, 2048, start_T=None, out_TK=o),
             lambda s=score: s.topk(2048, dim=-1, sorted=False),
         ]
-        mine, theirs = medians(arms, repeats=21)
+        ours_ms, theirs_ms = medians(arms, repeats=21)
         yield Figure(
             section="topk",
             name=f"random, {rows} x 131072, k 2048",
-            ms=mine,
-            rate=4 * score.numel() / mine / 1e9,
+            ms=ours_ms,
+            rate=4 * score.numel() / ours_ms / 1e9,
             unit="TB/s",
-            floor_ms=4 * score.numel() / moved * 1e3,
+            floor_ms=4 * score.numel() / bytes_s * 1e3,
             peer="torch.topk",
-            peer_ms=theirs,
+            peer_ms=theirs_ms,
         )
 
 
-def _block_sizes(moved: float) -> Iterator[Figure]:
-    """Would another number of threads a row do better?"""
+def _block_sizes(bytes_s: float) -> Iterator[Figure]:
+    """Other numbers of threads per row."""
     for length in (8192, 32768, 131072):
         score, visible = torch.randn(ROWS, length, device="cuda"), _full(length).int()
         out = torch.empty(ROWS, 2048, dtype=torch.int32, device="cuda")
@@ -126,5 +126,5 @@ def _block_sizes(moved: float) -> Iterator[Figure]:
                 ms=ms,
                 rate=4 * score.numel() / ms / 1e9,
                 unit="TB/s",
-                floor_ms=4 * score.numel() / moved * 1e3,
+                floor_ms=4 * score.numel() / bytes_s * 1e3,
             )

@@ -1,4 +1,4 @@
-"""The slow proofs and benchmarks of one area, or of all, ending in one table.
+"""Runs the slow proofs and benchmarks of one area, or of all, and prints one table.
 
     make prove AREA=model
 
@@ -16,10 +16,11 @@ from benchmarks import (
     attack_sandbox,
     chat,
     dash,
+    environments,
     forward_vs_transformers,
     kernels,
+    nano_pipeline,
     quant,
-    raise_base,
     rl_distill,
     rl_gateway,
     rl_learn,
@@ -30,20 +31,19 @@ from benchmarks import (
     sandbox,
     serve,
     serve_gpu,
-    story,
+    terminal_bench,
     tool_choice,
+    train_ablations,
     train_step,
-    worlds,
-    worlds_terminal_bench,
 )
 from benchmarks.table import Claim, print_claims
 
 AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "model": (forward_vs_transformers.claims,),
-    "train": (raise_base.claims, train_step.claims_here),
+    "train": (train_ablations.claims, train_step.claims_here),
     "engine": (serve.claims, serve_gpu.claims, tool_choice.claims),
     "chat": (chat.claims,),
-    "worlds": (worlds.claims, sandbox.claims, worlds_terminal_bench.claims),
+    "envs": (environments.claims, sandbox.claims, terminal_bench.claims),
     "rl": (
         rl_logprobs.claims,
         rl_learn.claims,
@@ -54,7 +54,7 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
         rl_trl.claims,
     ),
     "kernels": (kernels.claims,),
-    "story": (story.claims,),
+    "pipeline": (nano_pipeline.claims,),
     "quant": (quant.claims,),
     "dash": (dash.claims,),
     "attack": (

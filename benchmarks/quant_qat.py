@@ -1,8 +1,7 @@
-"""INT4-aware fine-tuning of nano against quantizing afterwards, at equal bits.
+"""INT4 quantization-aware fine-tuning of nano against post-training quantization at equal bits.
 
-Both start from the same base model and see the same dialogues in the same order. Measured by what
-fine-tuning is about: replies of dialogues held out of it, compared dialogue by dialogue, and what
-the models can do in the worlds they were shown.
+Both start from the same base model and see the same dialogues in the same order. Compared are the
+loss on replies of held-out dialogues, paired by dialogue, and rewards in the environments.
 """
 
 from collections.abc import Sequence
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.quant_story import FULL, LENGTH, Story, mean_and_error, quantized
-from benchmarks.raise_base import settings_of, trained
+from benchmarks.quant_models import FULL, LENGTH, PipelineRun, mean_and_error, quantize_once
 from benchmarks.table import Claim
+from benchmarks.train_ablations import settings_of, train
 from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.training_state import latest_model
 from paddock.data import Tokenizer
@@ -24,49 +23,49 @@ from paddock.train.evaluate import iter_validation_batches
 from paddock.train.run import open_corpus
 
 INT4 = "paddock.quant.qat:int4"
-AMOUNTS = CalibrationBudget(calibrate=16_384, held_out=1024, needles=0, length=LENGTH)
-TOKENS = 200_000  # of dialogues, or all that were held out
-WORLDS, TASKS = ["nano-chain", "nano-tools", "nano-rules"], 400
-AFTERWARDS = {"nearest integers afterwards": RECIPES["rtn"], "whole recipe afterwards": FULL}
+BUDGET = CalibrationBudget(calibrate=16_384, held_out=1024, needles=0, length=LENGTH)
+TOKENS = 200_000  # of held-out dialogues, at most
+ENVS, TASKS = ["nano-chain", "nano-tools", "nano-rules"], 400
+POST_TRAINING = {"round-to-nearest": RECIPES["rtn"], "the whole recipe": FULL}
 
 
-def qat_claims(stories: Sequence[Story], runs: Path) -> list[Claim]:
+def qat_claims(pipelines: Sequence[PipelineRun], runs: Path) -> list[Claim]:
     rows: list[Claim] = []
-    gaps: dict[str, list[float]] = {name: [] for name in AFTERWARDS}
-    for story in stories:
-        folders = arms(story, runs / story.name)
-        run = runs / story.name / "plain"
+    differences: dict[str, list[float]] = {name: [] for name in POST_TRAINING}
+    for pipeline in pipelines:
+        folders = arms(pipeline, runs / pipeline.name)
+        run = runs / pipeline.name / "plain"
         losses = {name: losses_of(run, folder) for name, folder in folders.items()}
-        exact = losses["fine-tuned in float32"]
+        baseline = losses["float32"]
         for name, found in losses.items():
-            what = f"{story.name}, {name}: held-out replies"
-            rows.append(Claim(name=what, measured=_compared(found, exact)))
-        aware = losses["trained as integers"]
-        for name in AFTERWARDS:
-            gaps[name].append(_gap(aware, losses[name])[0])
-        rows += _skills(story, folders)
-    return rows + [_claim(name, found) for name, found in gaps.items()]
+            what = f"{pipeline.name}, {name}: loss on held-out replies"
+            rows.append(Claim(name=what, measured=_compare(found, baseline)))
+        aware = losses["QAT"]
+        for name in POST_TRAINING:
+            differences[name].append(_difference(aware, losses[name])[0])
+        rows += _reward_claims(pipeline, folders)
+    return rows + [_claim(name, found) for name, found in differences.items()]
 
 
-def arms(story: Story, home: Path) -> dict[str, Path]:
-    """A fine-tuned model, what quantizing makes of it, and one that was trained as integers."""
-    base = story.stage("sparse").resolve()
+def arms(pipeline: PipelineRun, home: Path) -> dict[str, Path]:
+    """A fine-tuned model, its quantized versions, and the quantized QAT model."""
+    base = pipeline.stage("sparse").resolve()
     start = (f"seed={settings_of(base).seed}", f"init.checkpoint={base}")
-    plain = trained("nano/sft.toml", home / "plain", *start)
-    aware = trained("nano/sft.toml", home / "aware", *start, f"fake_quant={INT4}")
-    passages = Story(home).text(AMOUNTS, "plain")
-    found = {"fine-tuned in float32": latest_model(plain)}
-    for name, settings in AFTERWARDS.items():
+    plain = train("nano/sft.toml", home / "plain", *start)
+    aware = train("nano/sft.toml", home / "aware", *start, f"fake_quant={INT4}")
+    texts = PipelineRun(home).texts(BUDGET, "plain")
+    found = {"float32": latest_model(plain)}
+    for name, settings in POST_TRAINING.items():
         found[name] = home / name.replace(" ", "-")
-        quantized(plain, found[name], settings, passages)
-    found["trained as integers"] = home / "trained-as-integers"
-    quantized(aware, found["trained as integers"], RECIPES["qat"], passages)
+        quantize_once(plain, found[name], settings, texts)
+    found["QAT"] = home / "qat"
+    quantize_once(aware, found["QAT"], RECIPES["qat"], texts)
     return found
 
 
 @torch.no_grad()
 def losses_of(run: Path, folder: Path) -> list[tuple[float, int]]:
-    """Of each dialogue held out of a run, nats of its replies and how many tokens they have."""
+    """Loss in nats and number of tokens of the replies of each held-out dialogue of a run."""
     corpus = open_corpus(open_run(run), Tokenizer.load(run / "tokenizer"), lambda _: None)
     network, found = load_pretrained(folder), []
     context = settings_of(run).dataloader.seq_len
@@ -80,42 +79,42 @@ def losses_of(run: Path, folder: Path) -> list[tuple[float, int]]:
     return found
 
 
-def _compared(found: Sequence[tuple[float, int]], exact: Sequence[tuple[float, int]]) -> str:
+def _compare(found: Sequence[tuple[float, int]], baseline: Sequence[tuple[float, int]]) -> str:
     loss = sum(nats for nats, _ in found) / sum(count for _, count in found)
-    gap, error = _gap(found, exact)
-    return f"{loss:.4f} nats ({gap:+.4f} ± {error:.4f})"
+    difference, error = _difference(found, baseline)
+    return f"{loss:.4f} nats/token ({difference:+.4f} ± {error:.4f})"
 
 
-def _gap(
+def _difference(
     ours: Sequence[tuple[float, int]], theirs: Sequence[tuple[float, int]]
 ) -> tuple[float, float]:
-    """Nats a token that ours are worse, and the standard error over dialogues."""
+    """Mean difference in nats/token, and its standard error over dialogues."""
     tokens = sum(count for _, count in ours)
-    apart = [one[0] - other[0] for one, other in zip(ours, theirs, strict=True)]
-    _, error = mean_and_error(apart)
-    return sum(apart) / tokens, error * len(apart) / tokens
+    losses = [one[0] - other[0] for one, other in zip(ours, theirs, strict=True)]
+    _, error = mean_and_error(losses)
+    return sum(losses) / tokens, error * len(losses) / tokens
 
 
-def _skills(story: Story, folders: dict[str, Path]) -> list[Claim]:
-    found = {name: rewards_by_task(WORLDS, TASKS, folder) for name, folder in folders.items()}
-    exact = found.pop("fine-tuned in float32")
+def _reward_claims(pipeline: PipelineRun, folders: dict[str, Path]) -> list[Claim]:
+    found = {name: rewards_by_task(ENVS, TASKS, folder) for name, folder in folders.items()}
+    baseline = found.pop("float32")
     rows = []
     for name, rewards in found.items():
-        told = []
-        for world in WORLDS:
-            one = paired_difference(exact[world], rewards[world])
+        parts = []
+        for env in ENVS:
+            one = paired_difference(baseline[env], rewards[env])
             before, after = one["reward"]
-            told.append(f"{world} {before:.3f} -> {after:.3f} ± {one['error']:.3f}")
-        rows.append(Claim(name=f"{story.name}, {name}: skills", measured=", ".join(told)))
+            parts.append(f"{env} {before:.3f} -> {after:.3f} ± {one['error']:.3f}")
+        rows.append(Claim(name=f"{pipeline.name}, {name}: rewards", measured=", ".join(parts)))
     return rows
 
 
-def _claim(peer: str, gaps: Sequence[float]) -> Claim:
-    mean, error = mean_and_error(gaps)
-    each = ", ".join(f"{gap:+.4f}" for gap in gaps)
+def _claim(peer: str, differences: Sequence[float]) -> Claim:
+    mean, error = mean_and_error(differences)
+    each = ", ".join(f"{difference:+.4f}" for difference in differences)
     return Claim(
-        name=f"INT4-aware training against {peer}, equal bits, {len(gaps)} seeds",
+        name=f"INT4 QAT against {peer}, equal bits, {len(differences)} seeds",
         target="lower",
-        measured=f"{mean:+.4f} ± {error:.4f} nats ({each})",
+        measured=f"{mean:+.4f} ± {error:.4f} nats/token ({each})",
         holds=mean < 0,
     )

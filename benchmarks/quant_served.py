@@ -1,7 +1,7 @@
-"""Networks of integers behind the engine on one GPU: memory and decoding, before and after.
+"""Quantized models in the engine on one GPU: memory and decoding against bfloat16.
 
-See benchmarks.quant_gpu. `decode` is the small preset, whose steps are mostly launches; `layers` is
-three layers as wide as GLM-5's, whose steps are mostly reading weights.
+See benchmarks.quant_gpu. `decode` is the small preset, whose steps are mostly kernel launches;
+`layers` is three layers of GLM-5's width, whose steps are mostly reading weights.
 """
 
 import statistics
@@ -28,7 +28,7 @@ LAYER_STEPS = ((1, 4096), (8, 4096), (32, 4096), (8, 32_768))
 
 
 def decode_claims() -> list[Claim]:
-    """Memory and decoding speed of the small preset, newborn, before and after."""
+    """Memory and decoding speed of the small preset with random weights, W4A8 and bfloat16."""
     rows = []
     with TemporaryDirectory() as home:
         source, out = Path(home) / "small", Path(home) / "q"
@@ -39,7 +39,7 @@ def decode_claims() -> list[Claim]:
             ratio = found[1][0] / found[0][0]
             rows.append(
                 Claim(
-                    name=f"small, {batch} sequences: tokens/s of decoding, W4A8 against bfloat16",
+                    name=f"small, {batch} sequences: decode tokens/s, W4A8 against bfloat16",
                     measured=f"{ratio:.2f}x ({found[1][0]:.0f} against {found[0][0]:.0f}); memory "
                     f"{found[1][1] / 2**20:.0f} against {found[0][1] / 2**20:.0f} MiB",
                 )
@@ -48,7 +48,7 @@ def decode_claims() -> list[Claim]:
 
 
 def _decoding(folder: Path, batch: int) -> tuple[float, int]:
-    """Tokens a second, and the weights' bytes on the device."""
+    """Decode tokens/s, and the weights' bytes on the device."""
     from paddock.engine import Engine, EngineSettings, Request
     from paddock.records import SamplingParams
 
@@ -57,7 +57,7 @@ def _decoding(folder: Path, batch: int) -> tuple[float, int]:
     network = load_pretrained(folder, "bfloat16", "cuda")
     held = torch.cuda.memory_allocated() - before
     settings = EngineSettings(kv_cache_bytes=1 << 30, context_length=1024, stop_token_ids=())
-    asked = [
+    requests = [
         Request(
             token_ids=tuple(range(i, i + 64)),
             sampling_params=SamplingParams(temperature=0.0, max_new_tokens=128),
@@ -67,24 +67,24 @@ def _decoding(folder: Path, batch: int) -> tuple[float, int]:
     with Engine(network, None, settings) as engine:
         rates = []
         for _ in range(5):
-            begin = time.perf_counter()
-            engine.generate_outputs(asked)
-            rates.append(batch * 128 / (time.perf_counter() - begin))
-    return statistics.median(rates[2:]), held  # in the first two all sizes of step are recorded
+            start = time.perf_counter()
+            engine.generate_outputs(requests)
+            rates.append(batch * 128 / (time.perf_counter() - start))
+    return statistics.median(rates[2:]), held  # the first two capture the CUDA graphs
 
 
 def layer_claims() -> list[Claim]:
-    """Steps of three layers as wide as GLM-5's, random weights, before and after."""
-    from benchmarks.serve_gpu import filled, step_ms, three_layers
+    """Decode steps of three layers of GLM-5's width, random weights, W4A8 and bfloat16."""
+    from benchmarks.serve_gpu import random_network, step_ms, three_layers
 
-    network = filled(three_layers(EXPERTS))
+    network = random_network(three_layers(EXPERTS))
     held: list[float] = []
     found: list[list[float]] = []
-    for turn in ("bfloat16", "W4A8"):
-        if turn == "W4A8":
+    for kind in ("bfloat16", "W4A8"):
+        if kind == "W4A8":
             _round_layers(network)
         network.fuse_weights()
-        held.append(sum(x.nbytes for x in _everything(network.layers)))
+        held.append(sum(x.nbytes for x in _tensors(network.layers)))
         found.append([step_ms(network, batch, length) for batch, length in LAYER_STEPS])
         torch.cuda.empty_cache()
     return [
@@ -97,13 +97,13 @@ def layer_claims() -> list[Claim]:
     ]
 
 
-def _everything(module: torch.nn.Module) -> Iterator[Tensor]:
+def _tensors(module: torch.nn.Module) -> Iterator[Tensor]:
     yield from module.parameters()
     yield from module.buffers()
 
 
 def _round_layers(network: Transformer) -> None:
-    """To the nearest, layer by layer where they lie."""
+    """Round to nearest, in place, layer by layer."""
     settings = RECIPES["rtn"]
     for block in network.layers:
         assert isinstance(block, DecoderLayer)

@@ -1,10 +1,10 @@
-"""Does distillation bring back what a later stage erased, and keep what that stage taught?
+"""Cross-stage distillation: restores a task that a later stage erased, and keeps the new one.
 
     python -m benchmarks.rl_distill --first runs/nano/reasoning --out runs/rl_distill
 
-The laptop's model can work through chains of sums (--first). A second stage teaches it to keep to
-rules, at a rate at which it forgets the chains. Both then teach the second: `paddock distill`, with
-a teacher for each kind of prompt. Scores are `paddock eval`'s, on held-out tasks.
+The nano model after reasoning RL solves chains of sums (--first). A second RL stage trains it on
+rules, at a learning rate at which it forgets the chains. Both are then teachers of the second one:
+`paddock distill`, with one teacher per task. Scores are from `paddock eval` on held-out tasks.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.rl_learn import paddock
 from benchmarks.table import Claim, print_claims
 
-# Four times the rate of the story: the rules are learnt all the same, the chains are lost. (Eight
-# times the rate loses the rules too.)
+# Four times the learning rate of recipes/nano: the rules are learnt, the chains are forgotten.
+# (Eight times the rate loses the rules too.)
 FORGETS = ("optim.lr=2e-3", "steps=30", "stop_at_reward=9.9")
 RECIPE = """
 extends = "{rl}"
@@ -41,12 +41,12 @@ teacher = "rules"
 
 
 def scores(model: Path) -> dict[str, float]:
-    """Of chains, 200 tasks; of rules, every held-out question five times."""
+    """Mean rewards: 200 tasks of chains, every held-out task of rules five times."""
     chain = paddock("eval", str(model), "nano-chain", "--num-tasks", "200", "--json")
     rules = paddock(
         "eval", str(model), "nano-rules", "--num-tasks", "35", "--rollouts-per-task", "5", "--json"
     )
-    found = {"chain": json.loads(chain)["mean"], "rules": json.loads(rules)["mean"]}
+    found = {"chain": json.loads(chain)["mean_reward"], "rules": json.loads(rules)["mean_reward"]}
     print(f"{model}: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()), flush=True)
     return found
 
@@ -56,9 +56,9 @@ def claims(
 ) -> list[Claim]:
     out.mkdir(parents=True, exist_ok=True)
     second, last = out / "second", out / "distilled"
-    sets = [f"init.checkpoint={first.resolve()}", *FORGETS]
-    words = [word for each in sets for word in ("--set", each)]
-    paddock("rl", "recipes/nano/general.toml", "--out", str(second), *words)
+    overrides = [f"init.checkpoint={first.resolve()}", *FORGETS]
+    options = [word for each in overrides for word in ("--set", each)]
+    paddock("rl", "recipes/nano/general.toml", "--out", str(second), *options)
     recipe = out / "distill.toml"
     recipe.write_text(
         RECIPE.format(
@@ -72,19 +72,19 @@ def claims(
     erased = between["chain"] / before["chain"]
     return [
         Claim(
-            name="the second stage erases the first skill",
-            target="< 0.8 of it left",
+            name="the second stage erases the first task",
+            target="< 0.8 of its reward left",
             measured=f"{before['chain']:.3f} -> {between['chain']:.3f}",
             holds=erased < 0.8,
         ),
         Claim(
-            name="distillation restores it",
+            name="distillation restores the first task",
             target=">= 90 % of its teacher",
             measured=f"{after['chain']:.3f}, {after['chain'] / before['chain']:.0%}",
             holds=after["chain"] >= 0.9 * before["chain"],
         ),
         Claim(
-            name="and keeps the new skill",
+            name="and keeps the second task",
             target=">= 95 % of its teacher",
             measured=f"{between['rules']:.3f} -> {after['rules']:.3f}, "
             f"{after['rules'] / between['rules']:.0%}",

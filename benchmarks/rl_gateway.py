@@ -1,16 +1,16 @@
-"""The gateway under load: turns a second, latency and memory, with an engine that costs nothing.
+"""Gateway under load: turns per second, latency and memory, with a mock engine.
 
     python -m benchmarks.rl_gateway [--sessions 32] [--turns 50] [--processes 1]
 
-Agents are a process of their own and speak OpenAI's chat completions over real connections; each
-sends its whole conversation every turn, as agents do, and appends what it got. The engine is a
-process of its own too and answers `/generate` with canned tokens. So what is measured is the
-gateway: HTTP in, the conversation found again, what is new in tokens, HTTP out and back, the reply
-read, the turn recorded. Latency is an agent's, from its request to its last byte.
+Agents run in a separate process and send OpenAI chat completions over real connections; each sends
+its whole conversation every turn and appends the reply. The mock engine is a separate process that
+answers `/generate` with canned tokens. So the gateway is measured: HTTP in, matching the session's
+history, tokenizing the new messages, HTTP to the engine and back, parsing the reply, recording the
+turn. Latency is measured by the agent, from its request to the last byte.
 
-The peer's figure, from another machine and its own mock engine: Miles, 32 sessions x 50 turns, 192
-cores: 58 turns/s, p99 1,190 ms and 12.5 GiB in one process, 477 turns/s, 114 ms and 34.4 GiB in 16.
-It is quoted, not measured here. Memory for one long session is counted in this process.
+For comparison, quoted and not measured here (another machine and mock engine): Miles, 32 sessions
+x 50 turns, 192 cores: 58 turns/s, p99 1,190 ms and 12.5 GiB in one process, 477 turns/s, 114 ms and
+34.4 GiB in 16. Memory of one long session is measured in this process.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.records import Completion, Message, Segment
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import SpecialToken, Tokenizer, train_tokenizer
 from paddock.text.glm_renderer import GlmRenderer
 
 ADMIN_KEY = "benchmark"
-REPLY, RESULT = 60, 700  # tokens a reply has; letters that a tool answers with
+REPLY, RESULT = 60, 700  # tokens per reply; characters per tool result
 TOOL = {
     "type": "function",
     "function": {
@@ -46,14 +46,17 @@ TOOL = {
 }
 
 
-def tokenizer() -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     text = Path(__file__).read_text()
     return train_tokenizer([text] * 4, vocab=2000)
 
 
-def canned(words: Tokenizer) -> list[int]:
-    """A reply that thinks a little and calls the tool."""
-    specials, encode = words.special_token_ids, lambda text: words.encode(text, specials=False)
+def canned_reply(tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a reply with reasoning and a tool call."""
+    specials, encode = (
+        tokenizer.special_token_ids,
+        lambda text: tokenizer.encode(text, specials=False),
+    )
     filler = encode(" gateway engine process memory turns" * 40)[: REPLY - 12]
     return [
         *filler,
@@ -78,7 +81,7 @@ def canned(words: Tokenizer) -> list[int]:
 
 
 def engine_process(sock: socket.socket, reply: list[int]) -> None:
-    """`/generate` by rote: a bare ASGI application, so that it does not set the pace."""
+    """Mock engine: a bare ASGI application, so that it is not the bottleneck."""
     import orjson
 
     entries = [[-0.25, token, None] for token in reply]
@@ -120,14 +123,14 @@ def gateway_process(sock: socket.socket, engine: str, files: dict[str, bytes]) -
     sessions = SessionManager(
         SGLangClient(ServerClient(engine, connection_pool())), GlmRenderer(Tokenizer(files))
     )
-    rules = SessionConfig(sampling_params=SamplingParams(max_new_tokens=REPLY))
-    app = build_gateway(sessions, rules, admin_key=ADMIN_KEY)
+    config = SessionConfig(sampling_params=SamplingParams(max_new_tokens=REPLY))
+    app = build_gateway(sessions, config, admin_key=ADMIN_KEY)
     _serve(app, sock, lifespan="on")
 
 
 @contextmanager
 def running(target: Callable[..., None], *args: Any) -> Iterator[tuple[str, int]]:
-    """A server in a process of its own: its address and its process id."""
+    """A server in a separate process: its URL and process id."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     sock.listen(1024)
@@ -141,14 +144,14 @@ def running(target: Callable[..., None], *args: Any) -> Iterator[tuple[str, int]
         sock.close()
 
 
-def busy(pid: int) -> float:
-    """Seconds of a core that a process has used."""
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory that a process holds."""
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -161,51 +164,51 @@ class Load:
     seconds: float
     latencies: list[float]
     resident: int  # bytes, of all gateways
-    before: int
-    busy: float  # seconds of a core, of all gateways
+    resident_before: int
+    cpu_s: float  # of all gateways
 
     @property
     def rate(self) -> float:
         return len(self.latencies) / self.seconds
 
     @property
-    def each(self) -> float:
-        """Seconds of a core for each turn: what counts where the machine is shared."""
-        return self.busy / len(self.latencies)
+    def cpu_per_turn(self) -> float:
+        """CPU seconds per turn: unlike the rate, independent of other load on the machine."""
+        return self.cpu_s / len(self.latencies)
 
-    def at(self, share: float) -> float:
+    def percentile(self, share: float) -> float:
         return sorted(self.latencies)[
             min(len(self.latencies) - 1, int(share * len(self.latencies)))
         ]
 
 
 async def agent(connect: Callable[[], Any], path: str, turns: int, seed: int) -> list[float]:
-    """One session over one connection; how long each turn took."""
+    """One session over one connection; latency of each turn in seconds."""
     import orjson
 
-    chance, found = Random(seed), []
+    rng, latencies = Random(seed), []
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Task {seed}: tidy up."}]
     reader, writer = await connect()
     body = orjson.dumps({"id": f"s{seed}"})
-    key = orjson.loads(await _ask(reader, writer, "/sessions", body, ADMIN_KEY))["api_key"]
+    key = orjson.loads(await _post(reader, writer, "/sessions", body, ADMIN_KEY))["api_key"]
     for turn in range(turns):
         body = orjson.dumps({"model": "m", "messages": messages, "tools": [TOOL]})
-        began = time.perf_counter()
-        answer = await _ask(reader, writer, path, body, key)
-        found.append(time.perf_counter() - began)
-        message = orjson.loads(answer)["choices"][0]["message"]
+        start = time.perf_counter()
+        response = await _post(reader, writer, path, body, key)
+        latencies.append(time.perf_counter() - start)
+        message = orjson.loads(response)["choices"][0]["message"]
         messages.append({k: v for k, v in message.items() if v is not None})
         call = message["tool_calls"][0]["id"]
-        text = f"turn {turn} {chance.random()} " + "file listing " * (RESULT // 13)
+        text = f"turn {turn} {rng.random()} " + "file listing " * (RESULT // 13)
         messages.append({"role": "tool", "tool_call_id": call, "content": text})
     writer.close()
-    return found
+    return latencies
 
 
-async def _ask(
+async def _post(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes, key: str
 ) -> bytes:
-    """A request by hand: a client library would be slower than what is measured."""
+    """A hand-written request: a client library would be slower than the gateway."""
     head = [
         f"POST {path} HTTP/1.1",
         "Host: x",
@@ -218,10 +221,10 @@ async def _ask(
     while (line := await reader.readline()) != b"\r\n":
         if line.lower().startswith(b"content-length:"):
             length = int(line.split(b":")[1])
-    answer = await reader.readexactly(length)
+    response = await reader.readexactly(length)
     if b" 200 " not in status:
-        raise RuntimeError(f"{status!r} {answer[:300]!r}")
-    return answer
+        raise RuntimeError(f"{status!r} {response[:300]!r}")
+    return response
 
 
 async def drive(gateways: list[tuple[str, int]], sessions: int, turns: int) -> Load:
@@ -231,39 +234,39 @@ async def drive(gateways: list[tuple[str, int]], sessions: int, turns: int) -> L
         host, port = url.removeprefix("http://").split(":")
         return lambda: asyncio.open_connection(host, int(port), limit=1 << 22)
 
-    before = sum(resident(pid) for _, pid in gateways)
-    worked = sum(busy(pid) for _, pid in gateways)
-    began = time.perf_counter()
+    before = sum(resident_bytes(pid) for _, pid in gateways)
+    cpu_before = sum(cpu_seconds(pid) for _, pid in gateways)
+    start = time.perf_counter()
     found = await asyncio.gather(
         *(
             agent(connect(gateways[i % len(gateways)][0]), _path(i), turns, i)
             for i in range(sessions)
         )
     )
-    seconds = time.perf_counter() - began
-    after = sum(resident(pid) for _, pid in gateways)
-    worked = sum(busy(pid) for _, pid in gateways) - worked
-    return Load(seconds, [each for row in found for each in row], after, before, worked)
+    seconds = time.perf_counter() - start
+    after = sum(resident_bytes(pid) for _, pid in gateways)
+    cpu_s = sum(cpu_seconds(pid) for _, pid in gateways) - cpu_before
+    return Load(seconds, [each for row in found for each in row], after, before, cpu_s)
 
 
 def _path(number: int) -> str:
     return f"/sessions/s{number}/v1/chat/completions"
 
 
-def measured(sessions: int, turns: int, processes: int) -> Load:
-    words = tokenizer()
-    with running(engine_process, canned(words)) as (engine, _):
-        gateways, leave = [], []
+def run_load(sessions: int, turns: int, processes: int) -> Load:
+    tokenizer = make_tokenizer()
+    with running(engine_process, canned_reply(tokenizer)) as (engine, _):
+        gateways, contexts = [], []
         try:
             for _ in range(processes):
-                opened = running(gateway_process, engine, dict(words.files))
-                gateways.append(opened.__enter__())
-                leave.append(opened)
+                context = running(gateway_process, engine, dict(tokenizer.files))
+                gateways.append(context.__enter__())
+                contexts.append(context)
             _await_ready([engine, *(url for url, _ in gateways)])
             return asyncio.run(drive(gateways, sessions, turns))
         finally:
-            for opened in leave:
-                opened.__exit__(None, None, None)
+            for context in contexts:
+                context.__exit__(None, None, None)
 
 
 def _await_ready(urls: list[str]) -> None:
@@ -278,11 +281,11 @@ def _await_ready(urls: list[str]) -> None:
                 time.sleep(0.1)
 
 
-# --- the way out ----------------------------------------------------------------------------------
+# --- requests to an engine ------------------------------------------------------------------------
 
 
-def way_out(at_once: int, each: int) -> tuple[float, float]:
-    """Seconds of a core that one request to an engine costs: over our connections, over httpx."""
+def request_cost(concurrency: int, count: int) -> tuple[float, float]:
+    """CPU seconds per request to an engine: with our connection pool, with httpx."""
     import httpx
 
     from paddock.rollout.sglang_client import connection_pool
@@ -292,30 +295,31 @@ def way_out(at_once: int, each: int) -> tuple[float, float]:
     async def ours(url: str) -> None:
         async with connection_pool() as http:
 
-            async def ask() -> None:
-                for _ in range(each):
-                    said = {"headers": headers, "body": body, "patience_s": 60.0}
-                    async with http.request("POST", f"{url}/generate", **said) as response:
+            async def send() -> None:
+                for _ in range(count):
+                    async with http.request(
+                        "POST", f"{url}/generate", headers=headers, body=body, patience_s=60.0
+                    ) as response:
                         await response.read()
 
-            await asyncio.gather(*(ask() for _ in range(at_once)))
+            await asyncio.gather(*(send() for _ in range(concurrency)))
 
     async def theirs(url: str) -> None:
         async with httpx.AsyncClient(timeout=120) as http:
 
-            async def ask() -> None:
-                for _ in range(each):
+            async def send() -> None:
+                for _ in range(count):
                     await http.post(f"{url}/generate", content=body, headers=headers)
 
-            await asyncio.gather(*(ask() for _ in range(at_once)))
+            await asyncio.gather(*(send() for _ in range(concurrency)))
 
     costs = []
     with running(engine_process, [1, 2, 3]) as (url, _):
         _await_ready([url])
-        for way in (ours, theirs):
-            began = time.process_time()
-            asyncio.run(way(url))
-            costs.append((time.process_time() - began) / (at_once * each))
+        for client in (ours, theirs):
+            start = time.process_time()
+            asyncio.run(client(url))
+            costs.append((time.process_time() - start) / (concurrency * count))
     return costs[0], costs[1]
 
 
@@ -323,15 +327,15 @@ def way_out(at_once: int, each: int) -> tuple[float, float]:
 
 
 def long_session(tokens: int = 262_144, turns: int = 200) -> tuple[Session, int, float]:
-    """A session of that many tokens: itself, the bytes that Python holds for it, the time of a core
-    that it takes to begin the next turn."""
-    words = tokenizer()
-    reply = canned(words) * (tokens // turns // 3 // REPLY)
-    rest = tokens // turns - len(reply)
-    result = words.decode([Random(i).randrange(300, 1500) for i in range(rest)])
+    """A session of so many tokens, its memory in bytes, and the CPU seconds to begin its next
+    turn."""
+    tokenizer = make_tokenizer()
+    reply = canned_reply(tokenizer) * (tokens // turns // 3 // REPLY)
+    result_tokens = tokens // turns - len(reply)
+    result = tokenizer.decode([Random(i).randrange(300, 1500) for i in range(result_tokens)])
     messages = [Message(role="user", content="Go.")]
     tracemalloc.start()
-    session = Session("long", GlmRenderer(words))
+    session = Session("long", GlmRenderer(tokenizer))
     for turn in range(turns):
         opening = session.begin_turn(messages, thinking=PRESERVED)
         done = Completion(
@@ -340,70 +344,73 @@ def long_session(tokens: int = 262_144, turns: int = 200) -> tuple[Session, int,
             versions=(Segment(0, len(reply)),),
             finish="stop",
         )
-        said = Message(role="assistant", content=f"reply {turn}")
-        session.record(opening, done, said)
-        messages += [said, Message(role="user", content=f"{turn} {result}")]
+        message = Message(role="assistant", content=f"reply {turn}")
+        session.record(opening, done, message)
+        messages += [message, Message(role="user", content=f"{turn} {result}")]
         del opening, done
-    held = tracemalloc.take_snapshot().filter_traces(
+    snapshot = tracemalloc.take_snapshot().filter_traces(
         [
             tracemalloc.Filter(True, "*paddock/rollout/*"),
             tracemalloc.Filter(True, "*paddock/records/*"),
         ]
     )
-    size = sum(each.size for each in held.statistics("filename"))
+    size = sum(each.size for each in snapshot.statistics("filename"))
     tracemalloc.stop()
-    began = time.process_time()
+    start = time.process_time()
     session.begin_turn(messages, thinking=PRESERVED)
-    return session, size, time.process_time() - began
+    return session, size, time.process_time() - start
 
 
 # --- claims ---------------------------------------------------------------------------------------
 
 
 def machine() -> str:
-    kind = platform.processor() or platform.machine()
-    return f"{os.cpu_count()} cores, {kind}, load {os.getloadavg()[0]:.1f} before"
+    cpu = platform.processor() or platform.machine()
+    return f"{os.cpu_count()} cores, {cpu}, load {os.getloadavg()[0]:.1f} before"
 
 
 def claims(processes: int | None = None) -> list[Claim]:
-    # One core for the engine and the agents, the others for gateways.
+    # Two cores for the engine and the agents, the others for gateways.
     count = processes or max(1, min(8, (os.cpu_count() or 2) - 2))
     found = [Claim(name="machine", measured=machine())]
-    for sessions, turns, held in ((32, 50, True), (1000, 5, False)):
-        load = measured(sessions, turns, count)
+    for sessions, turns, has_target in ((32, 50, True), (1000, 5, False)):
+        load = run_load(sessions, turns, count)
         what = f"gateway, {count} processes, {sessions} sessions x {turns} turns"
-        p50, p99 = 1e3 * load.at(0.5), 1e3 * load.at(0.99)
+        p50, p99 = 1e3 * load.percentile(0.5), 1e3 * load.percentile(0.99)
         found += [
             Claim(
                 name=f"{what}: turns/s",
                 target=">= 500",
-                measured=f"{load.rate:.0f} ({1e3 * load.each:.2f} ms of a core each)",
+                measured=f"{load.rate:.0f} ({1e3 * load.cpu_per_turn:.2f} ms of CPU each)",
                 holds=load.rate >= 500,
             ),
             Claim(
                 name=f"{what}: latency",
-                target="p99 <= 50 ms" if held else "",
+                target="p99 <= 50 ms" if has_target else "",
                 measured=f"p50 {p50:.1f} ms, p99 {p99:.1f} ms",
-                holds=p99 <= 50 if held else None,
+                holds=p99 <= 50 if has_target else None,
             ),
             Claim(
                 name=f"{what}: memory of all gateways",
                 target="< 4 GiB",
-                measured=f"{load.resident / 2**20:.0f} MiB, {load.before / 2**20:.0f} before",
+                measured=f"{load.resident / 2**20:.0f} MiB, {load.resident_before / 2**20:.0f} "
+                "before",
                 holds=load.resident < 4 << 30,
             ),
         ]
-    for at_once in (8, 64):
-        ours, theirs = (1e3 * cost for cost in way_out(at_once, max(4, 2000 // at_once)))
-        what = f"a request to an engine, {at_once} at once, against httpx"
-        found.append(times_better(what, ours, theirs, least=2.0, unit="ms of a core"))
-    session, size, began = long_session()
+    for concurrency in (8, 64):
+        ours, theirs = (
+            1e3 * cost for cost in request_cost(concurrency, max(4, 2000 // concurrency))
+        )
+        what = f"request to an engine, {concurrency} concurrent, against httpx"
+        found.append(speedup(what, ours, theirs, min_ratio=2.0, unit="ms of CPU"))
+    session, size, begin_s = long_session()
     found.append(
         Claim(
             name=f"one session of {session.num_tokens:,} tokens in {len(session.tree.nodes)} turns",
             target="<= 3 MB",
-            measured=f"{size / 1e6:.2f} MB ({size / session.num_tokens:.1f} bytes a token); "
-            f"{1e3 * began:.1f} ms of a core to begin the next turn",
+            measured=f"{size / 1e6:.2f} MB ({size / session.num_tokens:.1f} bytes/token); "
+            f"{1e3 * begin_s:.1f} ms of CPU to begin the next turn",
             holds=size <= 3e6,
         )
     )
@@ -419,13 +426,12 @@ def main() -> None:
     if args.sessions is None:
         print_claims(claims(args.processes))
         return
-    load = measured(args.sessions, args.turns, args.processes or 1)
+    load = run_load(args.sessions, args.turns, args.processes or 1)
     print(machine())
-    print(
-        f"{load.rate:.0f} turns/s, p50 {1e3 * load.at(0.5):.1f}, p99 {1e3 * load.at(0.99):.1f} ms"
-    )
-    print(f"{1e3 * load.each:.2f} ms of a core for each turn")
-    print(f"{load.resident / 2**20:.0f} MiB of memory, {load.before / 2**20:.0f} before")
+    p50, p99 = 1e3 * load.percentile(0.5), 1e3 * load.percentile(0.99)
+    print(f"{load.rate:.0f} turns/s, p50 {p50:.1f}, p99 {p99:.1f} ms")
+    print(f"{1e3 * load.cpu_per_turn:.2f} ms of CPU per turn")
+    print(f"{load.resident / 2**20:.0f} MiB of memory, {load.resident_before / 2**20:.0f} before")
 
 
 if __name__ == "__main__":

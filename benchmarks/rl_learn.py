@@ -1,12 +1,11 @@
-"""Does it learn? The laptop's agent on a tool-use task, synchronously, asynchronously, and without
-the mask that makes staleness bearable.
+"""RL learning curves: nano on a tool-use task, synchronous, asynchronous, and very stale with and
+without the IcePop mask.
 
     python -m benchmarks.rl_learn --base runs/nano/sparse --out runs/rl_learn
 
-The base model (or one of several, by seed) is fine-tuned as recipes/nano does it, but nearly
-all demonstrations of the tools guess, so that there is something to learn. Every arm is then
-one call of `paddock rl` from that model; what it learnt is measured by `paddock eval` on held-out
-tasks. Called again, it goes on.
+The base model (or one per seed) is fine-tuned as in recipes/nano, except that nearly all tool
+demonstrations guess, which leaves something to learn. Every arm is then one call of `paddock rl`
+from that model, measured by `paddock eval` on held-out tasks. A second call resumes.
 """
 
 import argparse
@@ -21,19 +20,19 @@ from pathlib import Path
 
 from benchmarks.table import Claim, print_claims
 
-RECIPE = "recipes/nano/agentic.toml"
-TUNING = Path("recipes/nano/sft.toml")
+RL_RECIPE = "recipes/nano/agentic.toml"
+SFT_RECIPE = Path("recipes/nano/sft.toml")
 STYLES, GUESSING = "{ full = 0.38, guess = 0.62 }", "{ full = 0.08, guess = 0.92 }"
-KINDS = 'kinds=["file"]'  # the kind of look-up that fine-tuning leaves worst
-UPDATES = 30  # at most
-GOAL = 0.95  # mean reward of three batches in a row, at which a run ends
+KINDS = 'kinds=["file"]'  # the kind of look-up with the lowest reward after fine-tuning
+MAX_UPDATES = 30
+STOP_AT_REWARD = 0.95  # mean over three batches
 TASKS = 200
 MINUTES = 5
 
 FRESH = ("rollout.pipeline_depth=0", "rollout.max_staleness=0")
 STALE = ("rollout.pipeline_depth=2", "rollout.max_staleness=4")
-# However fast the engine is, nobody gets new weights before eight updates are done; and these are
-# twice as large, or even so stale a policy would still be nearly the one that learns.
+# Engines get new weights only every eight updates. The learning rate is doubled: otherwise even so
+# stale a policy would differ little from the trained one.
 VERY_STALE = (
     "optim.lr=1e-3",
     "rollout.pipeline_depth=4",
@@ -51,49 +50,51 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One run: held-out reward before and after, the curve of training, what it took."""
+    """One run: held-out reward before and after, training rewards, time."""
 
     before: float
     after: float
     curve: list[float]
-    lag: float
+    staleness: float  # mean, in updates
     wall_s: float
-    cpu_s: float | None = None  # of one core; what counts where others use the machine too
+    cpu_s: float | None = None  # unlike wall_s, independent of other load on the machine
 
     @property
     def worst_late(self) -> float:
-        """The lowest mean of five batches in a row in the second half: collapse shows here."""
+        """The lowest mean of five consecutive batches in the second half: shows a collapse."""
         half = self.curve[len(self.curve) // 2 :]
         return min(statistics.fmean(half[i : i + 5]) for i in range(max(1, len(half) - 4)))
 
 
-def paddock(*words: str, may_end: bool = False) -> str:
-    """`may_end`: a task with nothing left to teach ends a run with an error, and no crash."""
-    command = [sys.executable, "-m", "paddock.cli", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=not may_end)
+def paddock(*arguments: str, may_fail: bool = False) -> str:
+    """`may_fail`: a run may end with an error when only zero-variance groups are left."""
+    command = [sys.executable, "-m", "paddock.cli", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=not may_fail)
     return done.stdout
 
 
 def cpu_s() -> float:
-    """Of all processes called so far."""
+    """CPU seconds of all child processes so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def held_out(model: Path) -> float:
+def held_out_reward(model: Path) -> float:
     found = paddock(
         "eval", str(model), "nano-tools", "--num-tasks", str(TASKS), "--set", KINDS, "--json"
     )
-    return float(json.loads(found)["mean"])
+    return float(json.loads(found)["mean_reward"])
 
 
-def tuned(base: Path, seed: int, out: Path) -> Path:
-    """The base model after a fine-tuning that mostly shows guesses where tools could be used."""
+def fine_tune(base: Path, seed: int, out: Path) -> Path:
+    """Fine-tune the base model on demonstrations that mostly guess instead of using tools."""
     recipe, folder = out / "sft.toml", out / f"sft-{seed}"
-    said = TUNING.read_text()
-    assert STYLES in said, f"{TUNING} no longer says {STYLES}"
-    said = said.replace(STYLES, GUESSING)
-    recipe.write_text(said.replace('"base.toml"', f'"{TUNING.with_name("base.toml").resolve()}"'))
+    text = SFT_RECIPE.read_text()
+    assert STYLES in text, f"{SFT_RECIPE} has no {STYLES}"
+    text = text.replace(STYLES, GUESSING)
+    recipe.write_text(
+        text.replace('"base.toml"', f'"{SFT_RECIPE.with_name("base.toml").resolve()}"')
+    )
     paddock(
         *("train", str(recipe), "--out", str(folder)),
         *("--set", f"init.checkpoint={base}", "--set", f"seed={seed}"),
@@ -103,35 +104,36 @@ def tuned(base: Path, seed: int, out: Path) -> Path:
 
 def run(arm: str, seed: int, start: Path, out: Path) -> Outcome:
     folder = out / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}"
-    noted = folder / "outcome.json"
-    if not noted.is_file():
-        sets = [
+    outcome = folder / "outcome.json"
+    if not outcome.is_file():
+        overrides = [
             f"init.checkpoint={start}",
             f"seed={seed}",
-            f"steps={UPDATES}",
-            f"stop_at_reward={GOAL}",
+            f"steps={MAX_UPDATES}",
+            f"stop_at_reward={STOP_AT_REWARD}",
             f"tasks.tools.args.{KINDS}",
             *ARMS[arm],
         ]
-        before, began, used = held_out(start), time.perf_counter(), cpu_s()
-        words = [word for each in sets for word in ("--set", each)]
-        paddock("rl", RECIPE, "--out", str(folder), *words, may_end=True)
-        took = {"wall_s": time.perf_counter() - began, "cpu_s": cpu_s() - used}
-        noted.write_text(json.dumps({"before": before, "after": held_out(folder), **took}))
+        before, started, cpu_before = held_out_reward(start), time.perf_counter(), cpu_s()
+        options = [word for each in overrides for word in ("--set", each)]
+        paddock("rl", RL_RECIPE, "--out", str(folder), *options, may_fail=True)
+        times = {"wall_s": time.perf_counter() - started, "cpu_s": cpu_s() - cpu_before}
+        after = held_out_reward(folder)
+        outcome.write_text(json.dumps({"before": before, "after": after, **times}))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return Outcome(
         curve=[line["reward"] for line in lines if "reward" in line],
-        lag=statistics.fmean(line["staleness"] for line in lines),
-        **json.loads(noted.read_text()),
+        staleness=statistics.fmean(line["staleness"] for line in lines),
+        **json.loads(outcome.read_text()),
     )
 
 
 def show(arm: str, seed: int, found: Outcome) -> None:
     curve = " ".join(f"{reward:.2f}" for reward in found.curve[::3])
     print(
-        f"{arm:<20} seed {seed}: held out {found.before:.3f} -> {found.after:.3f} after "
-        f"{len(found.curve)} updates, mean lag {found.lag:.1f}, {found.wall_s:.0f} s, "
-        f"{found.cpu_s or 0:.0f} of CPU; {curve}",
+        f"{arm:<20} seed {seed}: held-out reward {found.before:.3f} -> {found.after:.3f} after "
+        f"{len(found.curve)} updates, mean staleness {found.staleness:.1f}, {found.wall_s:.0f} s, "
+        f"{found.cpu_s or 0:.0f} s of CPU; {curve}",
         flush=True,
     )
 
@@ -139,19 +141,19 @@ def show(arm: str, seed: int, found: Outcome) -> None:
 def claims(
     bases: list[Path] | None = None, out: Path = Path("runs/rl_learn"), seeds: int = 3
 ) -> list[Claim]:
-    """Three seeds an arm; from one model, or each from its own."""
+    """Each arm on all seeds, from one base model or one per seed."""
     bases = bases or [Path("runs/nano/sparse")]
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Outcome]] = {arm: [] for arm in ARMS}
     for seed in range(seeds):
-        start = tuned(bases[seed % len(bases)], seed, out)
+        start = fine_tune(bases[seed % len(bases)], seed, out)
         for arm in ARMS:
             found[arm].append(run(arm, seed, start, out))
             show(arm, seed, found[arm][-1])
-    return [*_learnt(found), *_same(found), *_worse(found)]
+    return [*_reward_claims(found), *_async_claims(found), *_mask_claims(found)]
 
 
-def _learnt(found: dict[str, list[Outcome]]) -> list[Claim]:
+def _reward_claims(found: dict[str, list[Outcome]]) -> list[Claim]:
     return [
         Claim(
             name=f"tool task, {arm}, three seeds: held-out reward",
@@ -164,41 +166,41 @@ def _learnt(found: dict[str, list[Outcome]]) -> list[Claim]:
     ]
 
 
-def _same(found: dict[str, list[Outcome]]) -> list[Claim]:
-    sync, apart = ([o.after for o in found[arm]] for arm in ("sync", "async"))
-    # Of a mean of three runs, each measured on TASKS tasks.
-    noise = 2 * (0.5 / TASKS**0.5 / 3**0.5 + statistics.pstdev([*sync, *apart]) / 3**0.5)
-    difference = abs(statistics.fmean(sync) - statistics.fmean(apart))
+def _async_claims(found: dict[str, list[Outcome]]) -> list[Claim]:
+    sync, asynchronous = ([o.after for o in found[arm]] for arm in ("sync", "async"))
+    # Of the mean of three runs, each measured on TASKS tasks.
+    noise = 2 * (0.5 / TASKS**0.5 / 3**0.5 + statistics.pstdev([*sync, *asynchronous]) / 3**0.5)
+    difference = abs(statistics.fmean(sync) - statistics.fmean(asynchronous))
     return [
         Claim(
-            name="synchronous and asynchronous end alike",
+            name="synchronous against asynchronous: held-out reward",
             target=f"within noise, {noise:.3f}",
-            measured=f"{difference:.3f} apart",
+            measured=f"difference {difference:.3f}",
             holds=difference <= noise,
         )
     ]
 
 
-def _worse(found: dict[str, list[Outcome]]) -> list[Claim]:
-    masked, bare = (found[arm] for arm in ("very stale, masked", "very stale, no mask"))
-    said = [
+def _mask_claims(found: dict[str, list[Outcome]]) -> list[Claim]:
+    masked, unmasked = (found[arm] for arm in ("very stale, masked", "very stale, no mask"))
+    parts = [
         f"{a.after:.2f} / {b.after:.2f}, lowest late {a.worst_late:.2f} / {b.worst_late:.2f}"
-        for a, b in zip(masked, bare, strict=True)
+        for a, b in zip(masked, unmasked, strict=True)
     ]
-    kept, lost = (statistics.fmean(o.after for o in runs) for runs in (masked, bare))
+    with_mask, without = (statistics.fmean(o.after for o in runs) for runs in (masked, unmasked))
     return [
         Claim(
             name="very stale: with mask / without",
             target="without is worse by 0.05",
-            measured="; ".join(said),
-            holds=kept - lost >= 0.05,
+            measured="; ".join(parts),
+            holds=with_mask - without >= 0.05,
         )
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--base", type=Path, nargs="+", help="base models, one a seed")
+    parser.add_argument("--base", type=Path, nargs="+", help="base models, one per seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/rl_learn"))
     options = parser.parse_args()

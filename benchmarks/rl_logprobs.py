@@ -1,9 +1,9 @@
-"""What the engine says of its tokens and what the trainer says of them, after 50 updates, however
-they were sampled; and how long an engine stands still for new weights.
+"""Train-inference log-probability difference over 50 updates and under several engine settings; and
+how long a weight update pauses the engine.
 
-    python -m benchmarks.rl_logprobs            # nano, float32, on this machine's own device
+    python -m benchmarks.rl_logprobs            # nano, float32, on the default device
 
-The prompts share beginnings, so that the prefix cache is used; each attempt has two turns.
+Prompts share a prefix, so that the prefix cache is used; each rollout has two turns.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 
@@ -29,17 +30,20 @@ from paddock.train.policy import PolicySample, compute_logprobs, pack_samples
 
 UPDATES = 50
 TOLERANCE = 1e-5  # float32 on a CPU
-PAUSE_MS = 50.0
-WAYS = {
-    "64 at once": {"max_running": 64},
-    "8 at once": {"max_running": 8},
-    "one by one, no prefix cache": {"max_running": 1, "prefix_cache": False},
-    "prompts in chunks of 16": {"step_tokens": 16},
-    "3 drafts ahead": {"mtp_steps": 3},
+MAX_PAUSE_MS = 50.0
+ENGINES: dict[str, dict[str, Any]] = {
+    "64 running requests": {"max_running_requests": 64},
+    "8 running requests": {"max_running_requests": 8},
+    "1 running request, no prefix cache": {
+        "max_running_requests": 1,
+        "prefix_caching": False,
+    },
+    "chunked prefill of 16 tokens": {"max_prefill_tokens": 16},
+    "3 MTP draft tokens": {"num_speculative_tokens": 3},
 }
 
 
-def learner_in(folder: Path, network: Transformer) -> Learner:
+def make_learner(folder: Path, network: Transformer) -> Learner:
     save_pretrained(network, folder / "start")
     settings = RLSettings.model_validate(
         {
@@ -53,13 +57,13 @@ def learner_in(folder: Path, network: Transformer) -> Learner:
     return open_learner(settings, folder / "not-finite.npz")
 
 
-def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[PolicySample]:
-    """Attempts of two turns, all at once; an even token is worth a little, an odd one costs it."""
-    chance = Random(seed)
-    shared = [chance.randrange(vocab) for _ in range(24)]
-    context = [[*shared, *(chance.randrange(vocab) for _ in range(8))] for _ in range(attempts)]
-    said: list[list[float]] = [[0.0] * len(c) for c in context]
-    own: list[list[bool]] = [[False] * len(c) for c in context]
+def sample(engine: Engine, rollouts: int, seed: int, vocab: int) -> list[PolicySample]:
+    """Rollouts of two turns, all in one batch; even tokens have advantage 1, odd ones -1."""
+    rng = Random(seed)
+    shared = [rng.randrange(vocab) for _ in range(24)]
+    context = [[*shared, *(rng.randrange(vocab) for _ in range(8))] for _ in range(rollouts)]
+    logprobs: list[list[float]] = [[0.0] * len(c) for c in context]
+    loss_mask: list[list[bool]] = [[False] * len(c) for c in context]
     for turn in range(2):
         requests = [
             Request(
@@ -70,97 +74,99 @@ def sampled(engine: Engine, attempts: int, seed: int, vocab: int) -> list[Policy
             )
             for i, c in enumerate(context)
         ]
-        for i, answer in enumerate(engine.generate_outputs(requests)):
-            reply = answer.completion
+        for i, output in enumerate(engine.generate_outputs(requests)):
+            reply = output.completion
             context[i] += [*reply.token_ids, 1, 2, 3]
-            said[i] += [*reply.logprobs, 0.0, 0.0, 0.0]
-            own[i] += [True] * len(reply.token_ids) + [False] * 3
+            logprobs[i] += [*reply.logprobs, 0.0, 0.0, 0.0]
+            loss_mask[i] += [True] * len(reply.token_ids) + [False] * 3
     return [
         PolicySample(
             sample=TrainSample(
                 id=f"{seed}-{i}/0",
                 token_ids=tuple(context[i]),
-                logprobs=tuple(said[i]),
-                loss_mask=tuple(own[i]),
+                logprobs=tuple(logprobs[i]),
+                loss_mask=tuple(loss_mask[i]),
                 advantages=tuple(1.0 if token % 2 == 0 else -1.0 for token in context[i]),
                 oldest_version=0,
             ),
             weight=0.0,
         )
-        for i in range(attempts)
+        for i in range(rollouts)
     ]
 
 
-def gap(learner: Learner, lessons: list[PolicySample]) -> float:
-    batch = pack_samples(lessons)
+def max_logprob_diff(learner: Learner, samples: list[PolicySample]) -> float:
+    batch = pack_samples(samples)
     found = compute_logprobs(learner.trainer.network, batch)
-    return float(np.abs(found - batch.columns["rollout"])[batch.loss_mask_T].max())
+    return float(np.abs(found - batch.columns["rollout_logprobs"])[batch.loss_mask_T].max())
 
 
-def gaps(learner: Learner, network: Transformer) -> list[Claim]:
-    """Trains on what the first engine samples, then asks every way of sampling."""
-    vocab, common = network.config.vocab, {"cache_bytes": 1 << 26, "stop_ids": ()}
+def logprob_claims(learner: Learner, network: Transformer) -> list[Claim]:
+    """Train on samples of the first engine, then compare with every engine."""
+    vocab = network.config.vocab
+    common: dict[str, Any] = {"kv_cache_bytes": 1 << 26, "stop_token_ids": ()}
     engines = {
-        name: Engine(copy.deepcopy(network), None, EngineSettings(**(common | way)))
-        for name, way in WAYS.items()
+        name: Engine(copy.deepcopy(network), None, EngineSettings(**(common | settings)))
+        for name, settings in ENGINES.items()
     }
-    trained = next(iter(engines.values()))
-    reload, worst = EngineWeightUpdater(trained), 0.0
+    sampler = next(iter(engines.values()))
+    updater, worst = EngineWeightUpdater(sampler), 0.0
     for update in range(UPDATES):
-        lessons = sampled(trained, 16, update, vocab)
-        worst = max(worst, gap(learner, lessons))
-        learner.train([[replace(lesson, weight=1.0)] for lesson in lessons])
-        reload.weight_publisher()(learner.weights())
+        samples = sample(sampler, 16, update, vocab)
+        worst = max(worst, max_logprob_diff(learner, samples))
+        learner.train([[replace(each, weight=1.0)] for each in samples])
+        updater.weight_publisher()(learner.weights())
     found = [_claim(f"over {UPDATES} updates, worst token", worst)]
     for name, engine in engines.items():
-        if engine is not trained:
+        if engine is not sampler:
             EngineWeightUpdater(engine).weight_publisher()(learner.weights())
-        found.append(_claim(f"after them, {name}", gap(learner, sampled(engine, 32, 777, vocab))))
+        samples = sample(engine, 32, 777, vocab)
+        found.append(_claim(f"after them, {name}", max_logprob_diff(learner, samples)))
         engine.close()
     return found
 
 
 def _claim(name: str, worst: float) -> Claim:
     return Claim(
-        name=f"log-prob gap {name}",
+        name=f"logprob diff {name}",
         target=f"< {TOLERANCE:g}",
         measured=f"{worst:.1e}",
         holds=worst < TOLERANCE,
     )
 
 
-def pauses(learner: Learner, network: Transformer, pushes: int = 20) -> list[Claim]:
-    """New weights while requests run: how long no step could be taken, and how long it took."""
-    sizes = EngineSettings(kv_cache_bytes=1 << 26, stop_token_ids=(), max_running_requests=32)
-    with Engine(copy.deepcopy(network), None, sizes) as engine:
-        reload, over = EngineWeightUpdater(engine), Event()
+def pause_claims(learner: Learner, network: Transformer, num_updates: int = 20) -> list[Claim]:
+    """Weight updates of a busy engine: how long it pauses, and how long an update takes."""
+    settings = EngineSettings(kv_cache_bytes=1 << 26, stop_token_ids=(), max_running_requests=32)
+    with Engine(copy.deepcopy(network), None, settings) as engine:
+        updater, done = EngineWeightUpdater(engine), Event()
 
-        def busy() -> None:
+        def generate() -> None:
             seed = 0
-            while not over.is_set():
-                sampled(engine, 32, seed, network.config.vocab)
+            while not done.is_set():
+                sample(engine, 32, seed, network.config.vocab)
                 seed += 1
 
-        load = Thread(target=busy)
+        load = Thread(target=generate)
         load.start()
-        stood, took = [], []
-        for version in range(pushes):
+        paused_ms, total_ms = [], []
+        for version in range(num_updates):
             learner.updates = version
-            began = time.perf_counter()
-            reload.weight_publisher()(learner.weights())
-            took.append(1e3 * (time.perf_counter() - began))
-            assert reload.last_update is not None
-            stood.append(1e3 * reload.last_update.paused_s)
-        over.set()
+            start = time.perf_counter()
+            updater.weight_publisher()(learner.weights())
+            total_ms.append(1e3 * (time.perf_counter() - start))
+            assert updater.last_update is not None
+            paused_ms.append(1e3 * updater.last_update.paused_s)
+        done.set()
         load.join()
-    p95 = statistics.quantiles(stood, n=20)[-1]
+    p95 = statistics.quantiles(paused_ms, n=20)[-1]
     size = sum(p.numel() for p in network.parameters()) / 1e6
     return [
         Claim(
-            name=f"weight push, {size:.1f} M parameters, engine busy: pause, 95th percentile",
-            target=f"< {PAUSE_MS:g} ms",
-            measured=f"{p95:.2f} ms (whole push, median {statistics.median(took):.0f} ms)",
-            holds=p95 < PAUSE_MS,
+            name=f"weight update, {size:.1f} M parameters, engine busy: pause, p95",
+            target=f"< {MAX_PAUSE_MS:g} ms",
+            measured=f"{p95:.2f} ms (whole update, median {statistics.median(total_ms):.0f} ms)",
+            holds=p95 < MAX_PAUSE_MS,
         )
     ]
 
@@ -168,8 +174,8 @@ def pauses(learner: Learner, network: Transformer, pushes: int = 20) -> list[Cla
 def claims(name: str = "nano") -> list[Claim]:
     network = Transformer.from_config(preset(name), seed=0)
     with tempfile.TemporaryDirectory() as scratch:
-        learner = learner_in(Path(scratch), network)
-        return [*gaps(learner, network), *pauses(learner, network)]
+        learner = make_learner(Path(scratch), network)
+        return [*logprob_claims(learner, network), *pause_claims(learner, network)]
 
 
 def main() -> None:

@@ -1,14 +1,13 @@
-"""Routing on a replayed trace: how much of what could be found in a cache is found, and how evenly
-ranks are loaded.
+"""Session routing on a replayed trace: prefix-cache hits and load balance over data-parallel ranks.
 
     python -m benchmarks.rl_routing [--ranks 8] [--sessions 2000]
 
-A trace is made up by chance: sessions of an agent, a heavy tail of turns and of tokens a turn, as
-many at once as said; the next begins when one ends. No engine runs. A rank's cache holds what its
-sessions hold and is never too small, so that what is measured is routing alone: the prompt tokens
-of a turn that its rank has read before, of those that a single endless cache would have. Peers in
-the same run: rendezvous hashing without guard or rebalancing, and taking turns. Half way through
-one rank is lost, and comes back later.
+The trace is synthetic: agent sessions with heavy-tailed numbers of turns and tokens per turn, a
+fixed number of them concurrent; a new one begins when one ends. No engine runs. The prefix cache of
+a rank is unbounded, so that routing alone is measured: prompt tokens of a turn that are cached on
+its rank, as a share of those that one global cache would have. Baselines in the same run:
+rendezvous hashing without load limits or rebalancing, and round-robin. Halfway through one rank is
+lost; it rejoins later.
 """
 
 import argparse
@@ -20,13 +19,13 @@ from typing import Self
 from benchmarks.table import Claim, print_claims
 from paddock.rollout.session_router import SessionRouter, ranks_by_preference
 
-EVERY = 40  # turns between two looks at the balance
+EVERY = 40  # turns between two measurements of the balance
 
 
 @dataclass(frozen=True)
 class Turn:
     session: str
-    prompt: int  # tokens, all that came before included
+    prompt: int  # tokens, with all earlier turns
     reply: int
     last: bool
 
@@ -36,12 +35,12 @@ class Trace:
     turns: list[Turn]
 
     @classmethod
-    def made_up(cls, *, sessions: int, concurrent: int, seed: int) -> Self:
-        chance, turns = Random(seed), []
-        waiting = [cls._session(chance, i) for i in range(sessions)]
+    def synthetic(cls, *, sessions: int, concurrent: int, seed: int) -> Self:
+        rng, turns = Random(seed), []
+        waiting = [cls._session(rng, i) for i in range(sessions)]
         running = [waiting.pop() for _ in range(min(concurrent, len(waiting)))]
         while running:
-            at = chance.randrange(len(running))
+            at = rng.randrange(len(running))
             turns.append(running[at].pop(0))
             if not running[at]:
                 running.pop(at)
@@ -49,12 +48,12 @@ class Trace:
         return cls(turns)
 
     @staticmethod
-    def _session(chance: Random, number: int) -> list[Turn]:
-        count = min(200, max(1, round(chance.lognormvariate(2.5, 0.7))))
+    def _session(rng: Random, number: int) -> list[Turn]:
+        count = min(200, max(1, round(rng.lognormvariate(2.5, 0.7))))
         found, tokens = [], 600  # a system prompt and tools
         for turn in range(count):
-            prompt = tokens + round(chance.lognormvariate(5.5, 0.8))
-            reply = round(chance.lognormvariate(5.5, 0.8))
+            prompt = tokens + round(rng.lognormvariate(5.5, 0.8))
+            reply = round(rng.lognormvariate(5.5, 0.8))
             found.append(Turn(f"sums-{number}", prompt, reply, turn == count - 1))
             tokens = prompt + reply
         return found
@@ -62,10 +61,10 @@ class Trace:
 
 @dataclass
 class Outcome:
-    found: int = 0
-    ideal: int = 0
+    found: int = 0  # cached prompt tokens
+    ideal: int = 0  # with one global cache
     read: dict[str, int] = field(default_factory=dict)  # tokens computed by each rank
-    loads: list[float] = field(default_factory=list)  # most held over mean, look by look
+    loads: list[float] = field(default_factory=list)  # max over mean load, per measurement
     moved: int = 0
 
     @property
@@ -74,7 +73,7 @@ class Outcome:
 
     @property
     def busiest(self) -> float:
-        """The mean, over the run, of the fullest rank's load over the mean rank's."""
+        """Mean over the run of the max rank load over the mean rank load."""
         return sum(self.loads) / max(1, len(self.loads))
 
 
@@ -91,17 +90,17 @@ def hashing(router: SessionRouter, turn: Turn, _number: int) -> str:
     return ranks_by_preference(turn.session, dict.fromkeys(router.ranks, 1.0))[0]
 
 
-def taking_turns(router: SessionRouter, _turn: Turn, number: int) -> str:
+def round_robin(router: SessionRouter, _turn: Turn, number: int) -> str:
     return router.ranks[number % len(router.ranks)]
 
 
-WAYS: dict[str, Choose] = {"ours": ours, "hashing alone": hashing, "taking turns": taking_turns}
+POLICIES: dict[str, Choose] = {"ours": ours, "hashing only": hashing, "round-robin": round_robin}
 
 
 def replay(trace: Trace, ranks: int, choose: Choose, *, faults: bool = False) -> Outcome:
     router, out = SessionRouter([f"rank{i}" for i in range(ranks)]), Outcome()
-    cached: dict[tuple[str, str], int] = {}  # tokens of a session that a rank has read
-    held: dict[str, tuple[str, int]] = {}  # where each live session was last, and its tokens
+    cached: dict[tuple[str, str], int] = {}  # tokens of a session in a rank's cache
+    held: dict[str, tuple[str, int]] = {}  # rank and tokens of each live session
     past: dict[str, int] = {}
     half = len(trace.turns) // 2
     for number, turn in enumerate(trace.turns):
@@ -123,14 +122,14 @@ def replay(trace: Trace, ranks: int, choose: Choose, *, faults: bool = False) ->
         if turn.last:
             held.pop(turn.session)
             router.end(turn.session)
-        _look(out, router, held, number)
+        _measure_load(out, router, held, number)
     return out
 
 
-def _look(
+def _measure_load(
     out: Outcome, router: SessionRouter, held: dict[str, tuple[str, int]], number: int
 ) -> None:
-    """Once all seats are taken, and while they are."""
+    """Only while enough sessions are live."""
     if number % EVERY or len(held) < 4 * len(router.ranks):
         return
     loads = dict.fromkeys(router.ranks, 0)
@@ -141,26 +140,26 @@ def _look(
 
 def claims(ranks: int = 8, sessions: int = 2000) -> list[Claim]:
     found = []
-    trace = Trace.made_up(sessions=sessions, concurrent=32 * ranks, seed=0)
+    trace = Trace.synthetic(sessions=sessions, concurrent=32 * ranks, seed=0)
     size = f"{ranks} ranks, {sessions} sessions, {len(trace.turns)} turns"
     for faults in (False, True):
-        for name, choose in WAYS.items():
+        for name, choose in POLICIES.items():
             out = replay(trace, ranks, choose, faults=faults)
-            claimed = choose is ours
-            what = f"routing, {name}{', a rank lost and back' if faults else ''} ({size})"
+            has_target = choose is ours
+            what = f"routing, {name}{', a rank lost and rejoined' if faults else ''} ({size})"
             work = max(out.read.values()) * len(out.read) / sum(out.read.values())
             found += [
                 Claim(
-                    name=f"{what}: share of findable prefix tokens found",
-                    target=">= 95 %" if claimed else "",
+                    name=f"{what}: prefix-cache hits of the ideal",
+                    target=">= 95 %" if has_target else "",
                     measured=f"{100 * out.affinity:.1f} %, {out.moved} moves",
-                    holds=out.affinity >= 0.95 if claimed else None,
+                    holds=out.affinity >= 0.95 if has_target else None,
                 ),
                 Claim(
-                    name=f"{what}: fullest rank over mean (tokens held; tokens computed)",
-                    target="<= 1.2" if claimed else "",
+                    name=f"{what}: max rank over mean (tokens held; tokens computed)",
+                    target="<= 1.2" if has_target else "",
                     measured=f"{out.busiest:.2f}; {work:.2f}",
-                    holds=max(out.busiest, work) <= 1.2 if claimed else None,
+                    holds=max(out.busiest, work) <= 1.2 if has_target else None,
                 ),
             ]
     return found

@@ -1,16 +1,16 @@
 """Wall clock to the same reward against TRL's GRPO: same tiny model, task, machine and run.
 
-    python -m benchmarks.rl_trl --peer PYTHON     # one that has trl==1.16.0 and transformers 5.22
+    python -m benchmarks.rl_trl --peer PYTHON     # with trl==1.16.0 and transformers 5.22
 
-Single turn: 16 prompts x 8 samples x 24 tokens a step. Tools: three turns of 8 tokens with worlds
-that take 20 ms mostly and a second now and then; TRL plays a batch at a time (its `rollout_func`,
-worlds of a turn answering in parallel). Ours runs ahead of the trainer by one batch, two with
-tools. Both: AdamW, the same rate, advantages in deviations of the group, clip 0.2 / 0.28, no KL,
-one update a batch, float32, the same cores, and one thread an operation: they are that small. (Two
-gain TRL 2 % on two idle cores; where another process takes one of them, they wait for each other
-and cost it eightfold.) Ours has the engine in a process of its own; its CPU-seconds are counted.
-Each runs until three batches in a row earned what is wanted, which takes some 40 steps; what else
-the machine has to do shows in CPU-seconds against seconds.
+Single turn: 16 prompts x 8 samples x 24 tokens per step. Tools: three turns of 8 tokens with tool
+calls that mostly take 20 ms and sometimes a second; TRL generates one batch at a time (its
+`rollout_func`, with the tool calls of a turn in parallel). Ours generates one batch ahead of the
+trainer, two with tools. Both: AdamW, same learning rate, advantages divided by the standard
+deviation of the group, clip 0.2 / 0.28, no KL, one update per batch, float32, same cores, one
+thread per operation because the model is tiny. (Two threads gain TRL 2 % on two idle cores, and
+cost it a factor of eight if another process uses one of them.) Our engine is a subprocess whose CPU
+seconds are counted. Each runs until three consecutive batches have reached the reward, about 40
+steps; other load on the machine shows as CPU seconds below elapsed seconds.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.rl_trl_task import (
     ADDED,
@@ -36,8 +36,8 @@ from benchmarks.rl_trl_task import (
     TURN_TOKENS,
     TURNS,
     VOCAB,
-    confine,
     latency_s,
+    limit_cores,
     prompt_of,
     reward_of,
 )
@@ -45,13 +45,16 @@ from benchmarks.table import Claim, print_claims
 
 if TYPE_CHECKING:
     from paddock.engine import Engine, EngineSettings
+    from paddock.records import Trajectory
+    from paddock.rollout.client import InProcessClient
+    from paddock.rollout.task_schedule import RolloutSpec
 
-STEPS = 60  # at most
-WANTED = 0.7  # reward, mean of three steps
+MAX_STEPS = 60
+TARGET_REWARD = 0.7  # mean of three steps
 
 
-def model_in(folder: Path) -> None:
-    """A GLM-5 of about 0.7 M parameters, with a tokenizer of words that are numbers."""
+def save_model(folder: Path) -> None:
+    """A GLM-5 of about 0.7 M parameters, with a tokenizer of numbered words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from paddock.checkpoint import save_pretrained
@@ -59,22 +62,26 @@ def model_in(folder: Path) -> None:
 
     config = preset("nano").model_copy(update={"vocab": VOCAB, "eos": (0,), "pad": 0, "mtp": None})
     save_pretrained(Transformer.from_config(config, seed=0), folder)
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.save(str(folder / "tokenizer.json"))
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t0", "pad_token": "t0"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config_json = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "t0",
+        "pad_token": "t0",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config_json))
 
 
-def engine_in(folder: Path, sizes: "EngineSettings") -> "Engine":
+def open_engine(folder: Path, settings: "EngineSettings") -> "Engine":
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine
 
-    return Engine(load_pretrained(folder), None, sizes)
+    return Engine(load_pretrained(folder), None, settings)
 
 
 async def ours(folder: Path, task: str, steps: int) -> None:
-    """Prints what the peer prints."""
+    """Prints the same lines as rl_trl_peer.py."""
     from paddock.engine import (
         ContextLengthExceededError,
         EngineError,
@@ -93,77 +100,77 @@ async def ours(folder: Path, task: str, steps: int) -> None:
     from paddock.rollout.client import InProcessClient
     from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 
-    ahead = 1 if task == "single" else 2
-    settings = RLSettings.model_validate_json(json.dumps(_settings(folder, steps, ahead)))
+    depth = 1 if task == "single" else 2
+    settings = RLSettings.model_validate_json(json.dumps(_settings(folder, steps, depth)))
     learner = open_learner(settings, folder / "not-finite.npz")
-    sizes = EngineSettings(
+    engine_settings = EngineSettings(
         max_running_requests=256,
         kv_cache_bytes=1 << 27,
         context_length=128,
         stop_token_ids=(),
-        page_size=4,  # a group shares its prompt, which has twelve
+        page_size=4,  # the samples of a group share a prompt of twelve tokens
     )
-    began = worked = 0.0
-    rewards: list[float] = []  # of the batch at the trainer
+    start_s = start_cpu_s = 0.0
+    rewards: list[float] = []  # of the batch being trained
 
-    class Seen(LiveBatchSource):
+    class RecordingBatchSource(LiveBatchSource):
         async def next_batch(self) -> RolloutBatch | None:
             batch = await super().next_batch()
             outcomes = [a[0].outcome for g in batch.groups for a in g.rollouts] if batch else []
             rewards[:] = [outcome.reward for outcome in outcomes]
             return batch
 
-    def watch(_: UpdateMetrics) -> None:
+    def on_update(_: UpdateMetrics) -> None:
         line = {
-            "seconds": time.perf_counter() - began,
-            "cpu": time.process_time() + _worked_s(engine.pid) - worked,
+            "elapsed_s": time.perf_counter() - start_s,
+            "cpu_s": time.process_time() + _cpu_s(engine.pid) - start_cpu_s,
             "reward": sum(rewards) / len(rewards),
         }
         print(json.dumps(line), flush=True)
 
     with (
-        SubprocessEngine(partial(engine_in, folder, sizes)) as engine,
+        SubprocessEngine(partial(open_engine, folder, engine_settings)) as engine,
         Ledger(":memory:") as ledger,
         tempfile.TemporaryDirectory() as out,
     ):
-        generate = InProcessClient(
+        client = InProcessClient(
             engine,
             Request,
             overlong_errors=(ContextLengthExceededError,),
             rejection_errors=(InvalidRequestError,),
             engine_errors=(EngineError,),
         )
-        sifter = GroupFilter(settings)
-        work = TaskSpec(Attempts(generate, task), settings.tasks["even"], sifter)
-        orchestrator = Orchestrator({"even": work}, settings.pace, ledger, seed=0)
-        async with Seen(orchestrator, batches=steps) as collector:
-            collector.resume(0)
-            began = time.perf_counter()
-            worked = time.process_time() + _worked_s(engine.pid)
-            loop = RLTrainer(
-                batches=collector,
+        group_filter = GroupFilter(settings)
+        spec = TaskSpec(TokenRollout(client, task), settings.tasks["even"], group_filter)
+        orchestrator = Orchestrator({"even": spec}, settings.rollout, ledger, seed=0)
+        async with RecordingBatchSource(orchestrator, batches=steps) as batches:
+            batches.resume(0)
+            start_s = time.perf_counter()
+            start_cpu_s = time.process_time() + _cpu_s(engine.pid)
+            trainer = RLTrainer(
+                batches=batches,
                 learner=learner,
                 publish_weights=engine.update_weights,
                 checkpoints=Path(out),
-                group_filter=sifter,
-                on_update=watch,
+                group_filter=group_filter,
+                on_update=on_update,
             )
-            await loop.run()
+            await trainer.run()
 
 
-def _worked_s(pid: int) -> float:
-    """CPU-seconds of another process so far."""
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of another process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _settings(folder: Path, steps: int, ahead: int) -> dict:
+def _settings(folder: Path, steps: int, depth: int) -> dict[str, Any]:
     return {
         "stage": "reasoning",
         "steps": steps,
         "init": {"checkpoint": str(folder)},
         "tasks": {"even": {"env": "none", "group_size": GROUP}},
-        "rollout": {"groups_per_batch": PROMPTS, "pipeline_depth": ahead, "max_staleness": ahead},
+        "rollout": {"groups_per_batch": PROMPTS, "pipeline_depth": depth, "max_staleness": depth},
         "loss": {"kind": "icepop", "aggregate": "token"},
         "optim": {
             "type": "adamw",
@@ -178,54 +185,54 @@ def _settings(folder: Path, steps: int, ahead: int) -> dict:
     }
 
 
-class Attempts:
-    """Tokens in, tokens out: the task has no text."""
+class TokenRollout:
+    """A rollout of token ids: the task has no text."""
 
-    def __init__(self, generate: object, task: str) -> None:
-        self.generate, self.turns = generate, 1 if task == "single" else TURNS
+    def __init__(self, client: "InProcessClient", task: str) -> None:
+        self.client, self.turns = client, 1 if task == "single" else TURNS
         self.tokens = TOKENS if task == "single" else TURN_TOKENS
 
-    async def __call__(self, given: object) -> Sequence[object]:
+    async def __call__(self, spec: "RolloutSpec") -> "Sequence[Trajectory]":
         from paddock.records import SamplingParams, Trajectory, Turn, Verdict
         from paddock.rollout.client import InferenceRequest, turn_seed
 
         sampling = SamplingParams(max_new_tokens=self.tokens, ignore_eos=True)
-        context, added, turns = prompt_of(given.number), None, []
+        context, turns = prompt_of(spec.number), []
         added = list(context)
         for turn in range(self.turns):
-            wanted = replace(sampling, seed=turn_seed(given.seed, turn))
-            ask = InferenceRequest(
-                token_ids=context, sampling_params=wanted, session_id=given.session_id
+            params = replace(sampling, seed=turn_seed(spec.seed, turn))
+            request = InferenceRequest(
+                token_ids=context, sampling_params=params, session_id=spec.session_id
             )
-            done = (await self.generate.respond(ask)).completion
+            done = (await self.client.generate(request)).completion
             turns.append(Turn(added_ids=tuple(added), completion=done))
             if turn < self.turns - 1:
-                await asyncio.sleep(latency_s(f"{given.seed} {turn}"))
+                await asyncio.sleep(latency_s(f"{spec.seed} {turn}"))
             added = ADDED
             context = [*context, *done.token_ids, *added]
-        own = [token for turn in turns for token in turn.completion.token_ids]
+        sampled = [token for turn in turns for token in turn.completion.token_ids]
         return (
             Trajectory(
-                task_id=given.task_id,
-                group_id=given.group_id,
-                session_id=given.session_id,
+                task_id=spec.task_id,
+                group_id=spec.group_id,
+                session_id=spec.session_id,
                 turns=tuple(turns),
-                outcome=Verdict(reward=reward_of(own)),
+                outcome=Verdict(reward=reward_of(sampled)),
             ),
         )
 
 
-def reached(lines: Sequence[dict]) -> tuple[float, int] | None:
-    """When three steps in a row had the wanted reward on average: seconds, steps."""
+def reached(lines: Sequence[dict[str, float]]) -> tuple[float, int] | None:
+    """Elapsed seconds and steps when the mean of three steps reached the reward; None: not yet."""
     for i in range(2, len(lines)):
-        if sum(line["reward"] for line in lines[i - 2 : i + 1]) / 3 >= WANTED:
-            return lines[i]["seconds"], i + 1
+        if sum(line["reward"] for line in lines[i - 2 : i + 1]) / 3 >= TARGET_REWARD:
+            return lines[i]["elapsed_s"], i + 1
     return None
 
 
-def told(command: list[str]) -> list[dict]:
-    """What an arm says until it has earned what is wanted; then it is ended."""
-    lines: list[dict] = []
+def run_arm(command: list[str]) -> list[dict[str, float]]:
+    """The lines that an arm prints until it reaches the reward; then it is terminated."""
+    lines: list[dict[str, float]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as arm:
         assert arm.stdout is not None
         for line in arm.stdout:
@@ -235,60 +242,68 @@ def told(command: list[str]) -> list[dict]:
                 arm.terminate()
                 return lines
     if arm.returncode or not lines:
-        raise RuntimeError(f"{command[1]} ended with {arm.returncode} after {len(lines)} steps")
+        raise RuntimeError(
+            f"{command[1]} exited with code {arm.returncode} after {len(lines)} steps"
+        )
     return lines
 
 
-def claims(peer: str | None = None, cores: int = 2, steps: int = STEPS) -> list[Claim]:
+def claims(peer: str | None = None, cores: int = 2, steps: int = MAX_STEPS) -> list[Claim]:
     if peer is None:
-        return [Claim(name="against TRL", measured="not run: no Python with trl (--peer)")]
+        return [Claim(name="against TRL", measured="not run: needs a Python with trl (--peer)")]
     found = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        model_in(folder)
-        for task, least in (("single", 2.0), ("tools", 4.0)):
-            words = [str(folder), task, str(steps), str(cores)]
-            theirs = told([peer, str(Path(__file__).with_name("rl_trl_peer.py")), *words])
-            mine = told([sys.executable, "-m", "benchmarks.rl_trl", "--ours", *words])
-            found.append(_claim(task, mine, theirs, least))
+        save_model(folder)
+        for task, min_ratio in (("single", 2.0), ("tools", 4.0)):
+            arguments = [str(folder), task, str(steps), str(cores)]
+            theirs = run_arm([peer, str(Path(__file__).with_name("rl_trl_peer.py")), *arguments])
+            ours = run_arm([sys.executable, "-m", "benchmarks.rl_trl", "--ours", *arguments])
+            found.append(_claim(task, ours, theirs, min_ratio))
     return found
 
 
-def _claim(task: str, mine: list[dict], theirs: list[dict], least: float) -> Claim:
-    ours_at, peer_at = reached(mine), reached(theirs)
-    said = f"{_each(mine, 'seconds'):.2f} against {_each(theirs, 'seconds'):.2f} s a step, "
-    said += f"{_each(mine, 'cpu'):.2f} against {_each(theirs, 'cpu'):.2f} CPU-s"
+def _claim(
+    task: str, ours: list[dict[str, float]], theirs: list[dict[str, float]], min_ratio: float
+) -> Claim:
+    ours_at, peer_at = reached(ours), reached(theirs)
+    ours_s, theirs_s = (_per_step(lines, "elapsed_s") for lines in (ours, theirs))
+    ours_cpu_s, theirs_cpu_s = (_per_step(lines, "cpu_s") for lines in (ours, theirs))
+    text = f"{ours_s:.2f} against {theirs_s:.2f} s/step, "
+    text += f"{ours_cpu_s:.2f} against {theirs_cpu_s:.2f} CPU s"
     if ours_at is None or peer_at is None:
-        last = [lines[-1]["reward"] for lines in (mine, theirs)]
-        said += f"; reward after {len(mine)} steps {last[0]:.2f} / {last[1]:.2f}"
-        return Claim(name=f"{task}: to reward {WANTED}", target=f">= {least:g}x", measured=said)
+        last = [lines[-1]["reward"] for lines in (ours, theirs)]
+        text += f"; reward after {len(ours)} steps {last[0]:.2f} / {last[1]:.2f}"
+        return Claim(
+            name=f"{task}: to reward {TARGET_REWARD}", target=f">= {min_ratio:g}x", measured=text
+        )
     ratio = peer_at[0] / ours_at[0]
     return Claim(
-        name=f"{task}: wall clock to reward {WANTED}, TRL / ours",
-        target=f">= {least:g}x",
+        name=f"{task}: wall clock to reward {TARGET_REWARD}, TRL / ours",
+        target=f">= {min_ratio:g}x",
         measured=f"{ratio:.2f}x ({ours_at[0]:.1f} s, {ours_at[1]} steps; {peer_at[0]:.1f} s, "
-        f"{peer_at[1]} steps); {said}",
-        holds=ratio >= least,
+        f"{peer_at[1]} steps); {text}",
+        holds=ratio >= min_ratio,
     )
 
 
-def _each(lines: list[dict], what: str) -> float:
-    """Of a step, after the first: that one warms up, and fills what runs ahead."""
-    return (lines[-1][what] - lines[0][what]) / max(1, len(lines) - 1)
+def _per_step(lines: list[dict[str, float]], key: str) -> float:
+    """Mean per step without the first, which warms up and fills the pipeline."""
+    return (lines[-1][key] - lines[0][key]) / max(1, len(lines) - 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", help="a Python that has trl")
+    parser.add_argument("--peer", help="Python interpreter with trl")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=MAX_STEPS)
     parser.add_argument("--ours", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ours:
         import torch
 
         folder, task, steps, cores = options.ours
-        confine(int(cores))
+        limit_cores(int(cores))
         torch.set_num_threads(1)
         asyncio.run(ours(Path(folder), task, int(steps)))
         return

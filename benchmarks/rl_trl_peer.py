@@ -2,8 +2,7 @@
 
     python benchmarks/rl_trl_peer.py FOLDER single|tools STEPS CORES
 
-Prints a JSON line a step: seconds and CPU-seconds since the first began, and the batch's mean
-reward.
+Prints a JSON line per step: elapsed seconds and CPU seconds, and the mean reward of the batch.
 """
 
 import json
@@ -28,27 +27,27 @@ from benchmarks.rl_trl_task import (
     TOKENS,
     TURN_TOKENS,
     TURNS,
-    confine,
     latency_s,
+    limit_cores,
     prompt_of,
     reward_of,
 )
 
 
 class Clock(TrainerCallback):
-    """Says how long each step took and what its attempts earned."""
+    """Prints elapsed time and mean reward after each step."""
 
     def __init__(self) -> None:
         self.rewards: list[float] = []
         self.start()
 
     def start(self) -> None:
-        self.began, self.worked = time.perf_counter(), time.process_time()
+        self.start_s, self.start_cpu_s = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: object, **__: object) -> None:
         line = {
-            "seconds": time.perf_counter() - self.began,
-            "cpu": time.process_time() - self.worked,
+            "elapsed_s": time.perf_counter() - self.start_s,
+            "cpu_s": time.process_time() - self.start_cpu_s,
             "reward": sum(self.rewards) / max(1, len(self.rewards)),
         }
         print(json.dumps(line), flush=True)
@@ -57,13 +56,13 @@ class Clock(TrainerCallback):
 
 def main() -> None:
     folder, task, steps, cores = sys.argv[1:]
-    confine(int(cores))
+    limit_cores(int(cores))
     torch.set_num_threads(1)  # see rl_trl.py
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    clock, luck = Clock(), count()
+    clock, calls = Clock(), count()
 
-    def rewarded(completion_ids: list[list[int]], **more: object) -> list[float]:
+    def compute_rewards(completion_ids: list[list[int]], **more: object) -> list[float]:
         masks = more.get("own") or [[1] * len(ids) for ids in completion_ids]
         found = [
             reward_of([i for i, own in zip(ids, mask, strict=True) if own])
@@ -72,18 +71,18 @@ def main() -> None:
         clock.rewards += found
         return found
 
-    def played(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
-        """Three turns, all attempts together; the worlds of a turn answer at the same time."""
+    def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
+        """Three turns, all rollouts in one batch; the tool calls of a turn run in parallel."""
         start = [tokenizer(prompt)["input_ids"] for prompt in prompts]
         context, masks = [list(ids) for ids in start], [[] for _ in start]
         for turn in range(TURNS):
             width = max(map(len, context))
             padded = torch.tensor([[0] * (width - len(c)) + c for c in context])
-            seen = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in context])
+            attention_mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in context])
             with torch.no_grad():
                 out = trainer.model.generate(
                     padded,
-                    attention_mask=seen,
+                    attention_mask=attention_mask,
                     do_sample=True,
                     top_k=0,
                     max_new_tokens=TURN_TOKENS,
@@ -94,7 +93,7 @@ def main() -> None:
                 context[i] += reply
                 masks[i] += [1] * len(reply)
             if turn < TURNS - 1:
-                waits = [latency_s(str(next(luck))) for _ in context]
+                waits = [latency_s(str(next(calls))) for _ in context]
                 with ThreadPoolExecutor(len(context)) as pool:
                     list(pool.map(time.sleep, waits))
                 for i in range(len(context)):
@@ -128,7 +127,7 @@ def main() -> None:
             epsilon_high=0.28,
             temperature=1.0,
             top_p=1.0,
-            generation_kwargs={"min_new_tokens": TOKENS},  # as many as ours writes
+            generation_kwargs={"min_new_tokens": TOKENS},  # as many as ours generates
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
@@ -140,11 +139,11 @@ def main() -> None:
         trainer = GRPOTrainer(
             model=model,
             processing_class=tokenizer,
-            reward_funcs=rewarded,
+            reward_funcs=compute_rewards,
             args=config,
             train_dataset=Dataset.from_dict({"prompt": prompts}),
             callbacks=[clock],
-            rollout_func=None if task == "single" else played,
+            rollout_func=None if task == "single" else rollout,
         )
         clock.start()
         trainer.train()

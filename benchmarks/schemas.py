@@ -1,4 +1,4 @@
-"""Random JSON schemas of tools, and the smallest call of one."""
+"""Random JSON schemas of tools, and the smallest call that satisfies one."""
 
 import json
 import random
@@ -69,9 +69,9 @@ def smallest(tokenizer: Tokenizer, name: str, schema: dict[str, Any]) -> int:
 def instance(schema: dict[str, Any], root: dict[str, Any]) -> Any:
     """A small value of a schema that `random_schema` made."""
     if "$ref" in schema:
-        where = schema["$ref"].removeprefix("#").split("/")[1:]
+        path = schema["$ref"].removeprefix("#").split("/")[1:]
         found: Any = root
-        for step in where:
+        for step in path:
             found = found[step]
         return instance(found, root)
     if "const" in schema:

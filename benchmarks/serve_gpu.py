@@ -1,18 +1,17 @@
-"""Serving three layers of GLM-5's real width on one GPU: one dense, two of experts, bfloat16.
+"""Serving three layers of GLM-5's width on one GPU: one dense, two MoE, bfloat16.
 
     python -m benchmarks.serve_gpu [--experts 256] [--skip transformers]
     python -m benchmarks.serve_gpu --drafts FOLDER
 
-Weights are random. Time to the first token is the engine's, one prompt that nobody has seen; time
-per token at batch 1 is the engine's too, everything included. Both are compared with transformers'
-forward pass with its own cache, where it fits, by the same clock, the host's. Steps of larger
-batches are timed on the device alone, every sequence with keys of its own, over a cache filled with
-noise, against the same network without its indexer (dense absorbed attention to every key) by the
-same clock. The floor is reading the weights that a token meets
-once, at the rate of a device copy.
+Weights are random. Time to first token (TTFT) of an uncached prompt and time per output token
+(TPOT) at batch 1 are the engine's, end to end. Both are compared, by the host's clock, with
+transformers' forward pass with its own cache, where it fits. Steps of larger batches are timed on
+the device alone, every sequence with its own pages, over a cache filled with noise, against the
+same network without its indexer (dense absorbed attention to every key). The floor is reading the
+active weights of a token once, at the rate of a device copy.
 
-`--drafts` instead measures what the MTP layer of a trained model gains on the tasks it was taught
-(`recipes/small`): random weights draft nothing that is kept.
+`--drafts` instead measures MTP speculative decoding of a trained model (`recipes/small`) on its
+training tasks: the drafts of random weights are never accepted.
 """
 
 import argparse
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import copy_rate, medians
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineSettings, Request, RequestOutput, resolve_kv_cache_config
 from paddock.engine.cuda_graphs import CudaGraphRunner, UniformDecodeBatch
@@ -42,7 +41,7 @@ PROMPTS = (4096, 16_384, 65_536, 131_072)
 STEPS = ((1, 4096), (1, 131_072), (8, 4096), (8, 32_768), (8, 131_072), (32, 4096), (32, 32_768))
 TARGETS = {(8, 131_072): 2.0}
 PEER_PROMPTS = (4096, 16_384, 65_536)
-FIRST_LEAST = {65_536: 8.0}  # times faster to the first token than transformers
+TTFT_MIN_RATIO = {65_536: 8.0}  # against transformers
 
 
 def three_layers(experts: int) -> ModelConfig:
@@ -60,8 +59,8 @@ def three_layers(experts: int) -> ModelConfig:
     )
 
 
-def filled(config: ModelConfig) -> Transformer:
-    """Random weights, made where they are used: 20 billion of them would not fit elsewhere."""
+def random_network(config: ModelConfig) -> Transformer:
+    """Random weights, initialised on the device: 20 billion of them do not fit in host memory."""
     with torch.device("meta"):
         network = Transformer(config).cast(torch.bfloat16)
     network = network.to_empty(device="cuda").eval()
@@ -74,7 +73,7 @@ def filled(config: ModelConfig) -> Transformer:
 
 
 def floor_ms(network: Transformer, rate: float) -> float:
-    """Reading what one token meets: everything but the experts it does not."""
+    """Reading the active weights of one token: everything but the experts it is not routed to."""
     moe = network.config.moe
     assert moe is not None
     read = 0.0
@@ -86,7 +85,7 @@ def floor_ms(network: Transformer, rate: float) -> float:
 
 @contextmanager
 def without_indexer(network: Transformer) -> Iterator[None]:
-    """The same layers, attending to every key."""
+    """The same layers with dense attention."""
     indexers = [layer.attention.indexer for layer in network.layers]
     for layer in network.layers:
         layer.attention.indexer = None
@@ -98,10 +97,10 @@ def without_indexer(network: Transformer) -> Iterator[None]:
 # --- the engine -----------------------------------------------------------------------------------
 
 
-def through_the_engine(
-    network: Transformer, floor: float, first_ms: dict[int, float], token_ms: dict[int, float]
+def engine_claims(
+    network: Transformer, floor: float, ttft_ms: dict[int, float], tpot_ms: dict[int, float]
 ) -> Iterator[Claim]:
-    """Notes the time to the first token and per token after it, by length."""
+    """Measures TTFT and TPOT by prompt length, which are also stored in the dicts."""
     settings = EngineSettings(
         page_size=PAGE,
         max_prefill_tokens=CHUNK,
@@ -109,7 +108,7 @@ def through_the_engine(
         stop_token_ids=(),
         max_running_requests=4,
     )
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     with Engine(network, None, settings) as engine:
 
         def seconds(prompt: tuple[int, ...], new: int) -> float:
@@ -120,18 +119,18 @@ def through_the_engine(
             return time.perf_counter() - start
 
         for length in PROMPTS:
-            prompts = [tuple(chance.integers(0, 150_000, length).tolist()) for _ in range(3)]
+            prompts = [tuple(rng.integers(0, 150_000, length).tolist()) for _ in range(3)]
             first = [seconds(prompt, 1) for prompt in prompts]
             for new in (2, 66):
-                seconds(prompts[0], new)  # its prompt is in the cache, its steps are recorded
+                seconds(prompts[0], new)  # caches the prompt and captures the CUDA graphs
             short = statistics.median(seconds(prompts[0], 2) for _ in range(3))
             long = statistics.median(seconds(prompts[0], 66) for _ in range(3))
-            token = token_ms[length] = (long - short) / 64 * 1e3
-            where = f"{length // 1024}K"
-            first_ms[length] = statistics.median(first[1:]) * 1e3
-            yield Claim(name=f"{where}: first token", measured=f"{first_ms[length]:.0f} ms")
+            token = tpot_ms[length] = (long - short) / 64 * 1e3
+            length_k = f"{length // 1024}K"
+            ttft_ms[length] = statistics.median(first[1:]) * 1e3
+            yield Claim(name=f"{length_k}: TTFT", measured=f"{ttft_ms[length]:.0f} ms")
             yield Claim(
-                name=f"{where}, batch 1: time per token within 2x of reading the weights",
+                name=f"{length_k}, batch 1: TPOT within 2x of reading the weights",
                 target=f"<= {2 * floor:.2f} ms" if length == PROMPTS[0] else "",
                 measured=f"{token:.2f} ms ({floor / token:.0%} of {floor:.2f} ms)",
                 holds=token <= 2 * floor if length == PROMPTS[0] else None,
@@ -143,7 +142,7 @@ def through_the_engine(
 
 @torch.inference_mode()
 def step_ms(network: Transformer, batch: int, length: int) -> float:
-    """One step of a batch, every sequence `length` tokens long and with pages of its own."""
+    """One decode step of a batch, every sequence `length` tokens long with its own pages."""
     config = network.config.model_copy(update={"context": length + PAGE})
     settings = EngineSettings(
         page_size=PAGE,
@@ -160,20 +159,20 @@ def step_ms(network: Transformer, batch: int, length: int) -> float:
     )
     for stored in cache.storage.values():
         stored.normal_()
-    per = cache.capacity.pages_per_sequence
-    order = np.random.default_rng(0).permutation(batch * per).reshape(batch, per)
-    for seat in range(batch):
-        cache.set_block_table(seat, order[seat].tolist())
+    pages = cache.capacity.pages_per_sequence
+    order = np.random.default_rng(0).permutation(batch * pages).reshape(batch, pages)
+    for slot in range(batch):
+        cache.set_block_table(slot, order[slot].tolist())
     graphs = CudaGraphRunner(network, cache, settings)
-    asked = UniformDecodeBatch(np.arange(batch), np.full(batch, length - 1), 1)
+    decode_batch = UniformDecodeBatch(np.arange(batch), np.full(batch, length - 1), 1)
     token_N = np.random.default_rng(1).integers(0, 150_000, batch)
-    graphs.decode(asked, token_N)
-    (recording,) = [r for inputs in graphs._inputs.values() for r in inputs.captured.values()]
-    (ms,) = medians([recording.replay], repeats=21)
+    graphs.decode(decode_batch, token_N)
+    (graph,) = [g for inputs in graphs._inputs.values() for g in inputs.captured.values()]
+    (ms,) = medians([graph.replay], repeats=21)
     return ms
 
 
-def steps(network: Transformer) -> Iterator[Claim]:
+def step_claims(network: Transformer) -> Iterator[Claim]:
     for batch, length in STEPS:
         ours = step_ms(network, batch, length)
         torch.cuda.empty_cache()
@@ -181,7 +180,7 @@ def steps(network: Transformer) -> Iterator[Claim]:
             dense = step_ms(network, batch, length)
         torch.cuda.empty_cache()
         yield Claim(
-            name=f"a step of {batch} x {length // 1024}K",
+            name=f"decode step of {batch} x {length // 1024}K",
             measured=f"{ours:.2f} ms; dense {dense:.2f} ms: {dense / ours:.2f}x",
         )
 
@@ -196,17 +195,17 @@ def transformers_ms(config: ModelConfig, length: int) -> tuple[float, float]:
 
     from paddock.checkpoint.config_json import config_to_json
 
-    known = GlmMoeDsaConfig(**config_to_json(config))
-    known._attn_implementation = "sdpa"
+    hf_config = GlmMoeDsaConfig(**config_to_json(config))
+    hf_config._attn_implementation = "sdpa"
     with torch.device("meta"):
-        model = GlmMoeDsaForCausalLM(known).to(torch.bfloat16)
+        model = GlmMoeDsaForCausalLM(hf_config).to(torch.bfloat16)
     model = model.to_empty(device="cuda").eval()
     for x in (*model.parameters(), *model.buffers()):
         x.fill_(1.0) if x.ndim == 1 else x.normal_(std=0.02)
     token_1T = torch.randint(0, 150_000, (1, length), device="cuda")
 
     def run() -> tuple[float, float]:
-        cache = DynamicCache(config=known)
+        cache = DynamicCache(config=hf_config)
         torch.cuda.synchronize()
         start = time.perf_counter()
         for chunk in token_1T.split(2048, dim=1):
@@ -223,40 +222,40 @@ def transformers_ms(config: ModelConfig, length: int) -> tuple[float, float]:
 
 
 def against_transformers(
-    config: ModelConfig, first_ms: dict[int, float], token_ms: dict[int, float]
+    config: ModelConfig, ttft_ms: dict[int, float], tpot_ms: dict[int, float]
 ) -> Iterator[Claim]:
-    """Both by the host's clock: ours through the engine, theirs without one, which favours them."""
+    """Both by the host's clock: ours through the engine, theirs without one, in their favour."""
     for length in PEER_PROMPTS:
-        where = f"{length // 1024}K"
+        length_k = f"{length // 1024}K"
         try:
             first, token = transformers_ms(config, length)
         except Exception as error:
-            why = f"{type(error).__name__}: {str(error)[:60]}"
-            yield Claim(name=f"transformers at {where}", measured=f"does not run: {why}")
+            reason = f"{type(error).__name__}: {str(error)[:60]}"
+            yield Claim(name=f"transformers at {length_k}", measured=f"does not run: {reason}")
             continue
         finally:
             torch.cuda.empty_cache()
-        name = f"{where}, batch 1: time per token against transformers"
-        yield times_better(name, token_ms[length], token, least=None, unit="ms")
-        name, least = f"{where}: first token against transformers", FIRST_LEAST.get(length)
-        yield times_better(name, first_ms[length], first, least=least, unit="ms")
+        name = f"{length_k}, batch 1: TPOT against transformers"
+        yield speedup(name, tpot_ms[length], token, min_ratio=None, unit="ms")
+        name, min_ratio = f"{length_k}: TTFT against transformers", TTFT_MIN_RATIO.get(length)
+        yield speedup(name, ttft_ms[length], first, min_ratio=min_ratio, unit="ms")
 
 
-# --- drafts ---------------------------------------------------------------------------------------
+# --- speculative decoding -------------------------------------------------------------------------
 
 
 def drafts(folder: Path) -> Iterator[Claim]:
-    """Acceptance length and gain in time per token of 1, 3 and 5 drafts, greedy, at 1 to 32
-    requests. Prompts have been read before, and every size of step has been recorded."""
+    """Acceptance length and TPOT speed-up of 1, 3 and 5 draft tokens, greedy, at 1 to 32 requests,
+    with cached prompts and captured CUDA graphs."""
     network = load_pretrained(folder, "bfloat16", "cuda").eval()
     renderer = get_renderer(Tokenizer.load(folder))
-    world = make("nano-chain")
-    asked = [
-        renderer.render_prompt(world.task(i, "test").messages).token_ids for i in range(5 * 32)
+    taskset = make("nano-chain")
+    prompts = [
+        renderer.render_prompt(taskset.task(i, "test").messages).token_ids for i in range(5 * 32)
     ]
     sampling = SamplingParams(temperature=0.0, max_new_tokens=128)
     for count in (1, 8, 32):
-        token_s: dict[int, float] = {}
+        tpot_s: dict[int, float] = {}
         for k in (0, 1, 3, 5):
             settings = EngineSettings(
                 kv_cache_bytes=4 << 30,
@@ -265,55 +264,54 @@ def drafts(folder: Path) -> Iterator[Claim]:
                 stop_token_ids=renderer.stop_token_ids,
             )
             with Engine(network, None, settings) as engine:
-                for _ in range(2):  # the first time to warm up
+                for _ in range(2):  # the first is a warm-up
                     found: list[float] = []
                     for turn in range(5):
-                        part = asked[turn * count : (turn + 1) * count]
-                        ask = [
+                        part = prompts[turn * count : (turn + 1) * count]
+                        requests = [
                             Request(token_ids=tuple(ids), sampling_params=sampling) for ids in part
                         ]
-                        found += [_between_tokens(a) for a in engine.generate_outputs(ask)]
-                token_s[k] = statistics.median(found)
+                        found += [_tpot_s(output) for output in engine.generate_outputs(requests)]
+                tpot_s[k] = statistics.median(found)
                 length = engine.stats().accept_length
             if k:
                 yield Claim(
-                    name=f"{count} requests, {k} drafts: acceptance length, gain",
-                    measured=f"{length:.2f}, {token_s[0] / token_s[k]:.2f}x "
-                    f"({1e3 * token_s[k]:.2f} against {1e3 * token_s[0]:.2f} ms a token)",
+                    name=f"{count} requests, {k} draft tokens: acceptance length, speed-up",
+                    measured=f"{length:.2f}, {tpot_s[0] / tpot_s[k]:.2f}x "
+                    f"({1e3 * tpot_s[k]:.2f} against {1e3 * tpot_s[0]:.2f} ms/token)",
                 )
 
 
-def _between_tokens(answer: RequestOutput) -> float:
-    """Seconds, of a reply."""
-    assert answer.ttft_s is not None
-    return (answer.e2e_latency_s - answer.ttft_s) / max(1, len(answer.completion.token_ids) - 1)
+def _tpot_s(output: RequestOutput) -> float:
+    assert output.ttft_s is not None
+    return (output.e2e_latency_s - output.ttft_s) / max(1, len(output.completion.token_ids) - 1)
 
 
 def claims(experts: int = 256, *, skip: str = "") -> list[Claim]:
     if not torch.cuda.is_available():
-        return [Claim(name="serving three real-width layers", measured="needs a GPU")]
+        return [Claim(name="serving three layers of GLM-5's width", measured="needs a GPU")]
     config = three_layers(experts)
-    first_ms: dict[int, float] = {}
-    token_ms: dict[int, float] = {}
+    ttft_ms: dict[int, float] = {}
+    tpot_ms: dict[int, float] = {}
     rows: list[Claim] = []
-    for row in _in_turn(config, first_ms, token_ms, skip):
+    for row in _all_claims(config, ttft_ms, tpot_ms, skip):
         print(row.name, "|", row.target, "|", row.measured, "|", row.verdict, flush=True)
         rows.append(row)
     return rows
 
 
-def _in_turn(
-    config: ModelConfig, first_ms: dict[int, float], token_ms: dict[int, float], skip: str
+def _all_claims(
+    config: ModelConfig, ttft_ms: dict[int, float], tpot_ms: dict[int, float], skip: str
 ) -> Iterator[Claim]:
-    """Transformers last, when the device is its own: at 64K it needs the room of both networks."""
-    network = filled(config)
+    """Transformers last, after ours is freed: at 64K it needs the memory of both networks."""
+    network = random_network(config)
     floor = floor_ms(network, copy_rate())
-    yield from through_the_engine(network, floor, first_ms, token_ms)
-    yield from steps(network)
+    yield from engine_claims(network, floor, ttft_ms, tpot_ms)
+    yield from step_claims(network)
     del network
     torch.cuda.empty_cache()
     if skip != "transformers":
-        yield from against_transformers(config, first_ms, token_ms)
+        yield from against_transformers(config, ttft_ms, tpot_ms)
 
 
 def main() -> None:

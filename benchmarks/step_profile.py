@@ -1,6 +1,6 @@
-"""Where the time of one training step goes: by part, by kernel, and by fast twin.
+"""Profile of a training step: time by part, by CUDA kernel, and without each of our kernels.
 
-Each section stands alone: one that fails says so and the next goes on.
+Sections are independent: a failure is printed and the next one runs.
 """
 
 import statistics
@@ -28,24 +28,24 @@ NAME = 100  # characters of a kernel's name
 
 
 def print_profile(title: str, step: Step, trainer: Trainer, steps: int = 4) -> None:
-    """`step` drives `trainer`; both are warm after the first section."""
+    """`step` runs one step of `trainer`; both are warm after the first section."""
     print(f"\n{title}")
     sections: dict[str, Callable[[], None]] = {
-        "time of a step": lambda: print(f"{milliseconds(step, steps):.1f} ms a step"),
-        "share of time by part": lambda: print_parts(step, trainer),
-        "kernels": lambda: print_kernels(step),
-        "without each twin": lambda: print_without_each(step, steps),
+        "step time": lambda: print(f"{milliseconds(step, steps):.1f} ms/step"),
+        "time by part": lambda: print_parts(step, trainer),
+        "CUDA kernels": lambda: print_kernels(step),
+        "without each kernel": lambda: print_without_each(step, steps),
     }
     for name, section in sections.items():
         print(f"\n-- {name}", flush=True)
         try:
             section()
-        except Exception:  # a report of many parts is worth more than its first failure
+        except Exception:  # the other sections are still useful
             print("failed:", traceback.format_exc(limit=-3))
 
 
 def milliseconds(step: Step, steps: int) -> float:
-    """Median of a step, after two that warm up."""
+    """Median of a step, after two warm-up steps."""
     times = []
     for _ in range(steps + 2):
         start = time.perf_counter()
@@ -64,12 +64,12 @@ def synchronize() -> None:
 
 
 class Stopwatch:
-    """Marks on the device's stream, read when the step is over: nothing waits in between."""
+    """Events on the device's stream, read after the step: nothing synchronizes in between."""
 
     def __init__(self) -> None:
         self._on_device = torch.accelerator.is_available()
         self._spans: dict[tuple[str, str], list[tuple[Mark, Mark]]] = defaultdict(list)
-        self._begun: dict[tuple[str, str, int], Mark] = {}
+        self._started: dict[tuple[str, str, int], Mark] = {}
 
     def mark(self) -> Mark:
         if not self._on_device:
@@ -78,13 +78,13 @@ class Stopwatch:
         event.record()
         return event
 
-    def begin(self, way: str, part: str, owner: object = None) -> None:
-        self._begun[way, part, id(owner)] = self.mark()
+    def begin(self, direction: str, part: str, owner: object = None) -> None:
+        self._started[direction, part, id(owner)] = self.mark()
 
-    def end(self, way: str, part: str, owner: object = None) -> None:
-        begun = self._begun.pop((way, part, id(owner)), None)
-        if begun is not None:
-            self._spans[way, part].append((begun, self.mark()))
+    def end(self, direction: str, part: str, owner: object = None) -> None:
+        started = self._started.pop((direction, part, id(owner)), None)
+        if started is not None:
+            self._spans[direction, part].append((started, self.mark()))
 
     def read(self) -> dict[tuple[str, str], float]:
         """Milliseconds of each part, forward and backward."""
@@ -95,19 +95,19 @@ class Stopwatch:
 
 
 def print_parts(step: Step, trainer: Trainer) -> None:
-    watch = Stopwatch()
-    with watched(trainer, watch):
-        watch.begin("whole", "step")
+    stopwatch = Stopwatch()
+    with instrumented(trainer, stopwatch):
+        stopwatch.begin("whole", "step")
         step()
-        watch.end("whole", "step")
-    spent = watch.read()
+        stopwatch.end("whole", "step")
+    spent = stopwatch.read()
     whole = spent["whole", "step"]
     forward, backward = spent["forward", "all"], spent["backward", "all"]
-    # The choice of keys happens inside attention.
+    # Keys are selected inside attention.
     spent["forward", "attention"] -= spent.get(("forward", "indexer"), 0.0)
     rows = {
         part: (spent.get(("forward", part), 0.0), spent.get(("backward", part), 0.0))
-        for part in ("attention", "indexer", "feed-forward", "head and loss")
+        for part in ("attention", "indexer", "MLP", "head and loss")
     }
     rows["norms, residuals, embedding"] = (
         forward - sum(f for f, _ in rows.values()),
@@ -116,46 +116,51 @@ def print_parts(step: Step, trainer: Trainer) -> None:
     print(f"{'part':30}{'forward':>10}{'backward':>10}{'share':>8}")
     for part, (f, b) in rows.items():
         print(f"{part:30}{f:8.1f}ms{b:8.1f}ms{(f + b) / whole:8.1%}")
-    for part in ("collect and clip gradients", "optimizer", "publish weights"):
+    for part in ("collect and clip gradients", "optimizer", "copy weights to model"):
         took = spent.get(("after", part), 0.0)
         print(f"{part:30}{took:18.1f}ms{took / whole:8.1%}")
-    rest = whole - forward - backward - sum(t for (way, _), t in spent.items() if way == "after")
-    print(f"{'between, waiting for the host':30}{rest:18.1f}ms{rest / whole:8.1%}")
+    rest = (
+        whole
+        - forward
+        - backward
+        - sum(t for (direction, _), t in spent.items() if direction == "after")
+    )
+    print(f"{'idle, waiting for the host':30}{rest:18.1f}ms{rest / whole:8.1%}")
     print(f"{'step':30}{whole:18.1f}ms")
 
 
 @contextmanager
-def watched(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
-    """The parts of the trainer's next step, marked."""
+def instrumented(trainer: Trainer, stopwatch: Stopwatch) -> Iterator[None]:
+    """Instruments the parts of the trainer's next step."""
     network, handles = trainer.network, []
     for block in network.modules():
         if isinstance(block, DecoderLayer):
-            handles += _watch_module(watch, "attention", block.attention)
-            handles += _watch_module(watch, "feed-forward", block.mlp)
+            handles += _instrument(stopwatch, "attention", block.attention)
+            handles += _instrument(stopwatch, "MLP", block.mlp)
         elif isinstance(block, MLA) and isinstance(getattr(block, "indexer", None), Indexer):
-            handles += _watch_module(watch, "indexer", block.indexer)
+            handles += _instrument(stopwatch, "indexer", block.indexer)
     handles.append(
         network.norm.register_full_backward_pre_hook(
-            lambda *_: watch.end("backward", "head and loss")
+            lambda *_: stopwatch.end("backward", "head and loss")
         )
     )
     handles.append(
-        network.norm.register_forward_hook(lambda *_: watch.begin("forward", "head and loss"))
+        network.norm.register_forward_hook(lambda *_: stopwatch.begin("forward", "head and loss"))
     )
     replaced = [
-        (trainer, "objective", _objective(watch, trainer.objective)),
-        (trainer, "_accumulate", _accumulate(watch, trainer._accumulate)),
-        (trainer.optimizer, "step", _timed(watch, "optimizer", trainer.optimizer.step)),
+        (trainer, "objective", _objective(stopwatch, trainer.objective)),
+        (trainer, "_accumulate", _accumulate(stopwatch, trainer._accumulate)),
+        (trainer.optimizer, "step", _timed(stopwatch, "optimizer", trainer.optimizer.step)),
         (
             trainer.weights,
-            "publish",
-            _timed(watch, "publish weights", trainer.weights.copy_to_model),
+            "copy_to_model",
+            _timed(stopwatch, "copy weights to model", trainer.weights.copy_to_model),
         ),
-        (dsa, "choose", _chosen(watch, dsa.select_topk)),
+        (dsa, "select_topk", _timed_selection(stopwatch, dsa.select_topk)),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, put in replaced:
-        setattr(owner, name, put)
+    for owner, name, wrapped in replaced:
+        setattr(owner, name, wrapped)
     try:
         yield
     finally:
@@ -165,12 +170,12 @@ def watched(trainer: Trainer, watch: Stopwatch) -> Iterator[None]:
             handle.remove()
 
 
-def _watch_module(watch: Stopwatch, part: str, module: nn.Module) -> list[Any]:
-    def begin(way: str) -> Callable[..., None]:
-        return lambda *_: watch.begin(way, part, module)
+def _instrument(stopwatch: Stopwatch, part: str, module: nn.Module) -> list[Any]:
+    def begin(direction: str) -> Callable[..., None]:
+        return lambda *_: stopwatch.begin(direction, part, module)
 
-    def end(way: str) -> Callable[..., None]:
-        return lambda *_: watch.end(way, part, module)
+    def end(direction: str) -> Callable[..., None]:
+        return lambda *_: stopwatch.end(direction, part, module)
 
     return [
         module.register_forward_pre_hook(begin("forward")),
@@ -180,50 +185,50 @@ def _watch_module(watch: Stopwatch, part: str, module: nn.Module) -> list[Any]:
     ]
 
 
-def _objective(watch: Stopwatch, call: Callable[..., Any]) -> Callable[..., Any]:
+def _objective(stopwatch: Stopwatch, call: Callable[..., Any]) -> Callable[..., Any]:
     def objective(*args: Any) -> Any:
-        watch.begin("forward", "all")
+        stopwatch.begin("forward", "all")
         losses = call(*args)
-        watch.end("forward", "head and loss")
-        watch.end("forward", "all")
-        watch.begin("backward", "all")
-        watch.begin("backward", "head and loss")
+        stopwatch.end("forward", "head and loss")
+        stopwatch.end("forward", "all")
+        stopwatch.begin("backward", "all")
+        stopwatch.begin("backward", "head and loss")
         return losses
 
     return objective
 
 
-def _accumulate(watch: Stopwatch, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Backward ends where the optimizer's work begins."""
+def _accumulate(stopwatch: Stopwatch, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks the end of the backward pass, where gradient clipping begins."""
 
     def accumulate(*args: Any) -> Any:
         losses = call(*args)
-        watch.end("backward", "all")
-        watch.begin("after", "collect and clip gradients")
+        stopwatch.end("backward", "all")
+        stopwatch.begin("after", "collect and clip gradients")
         return losses
 
     return accumulate
 
 
-def _timed(watch: Stopwatch, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(stopwatch: Stopwatch, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
     def timed(*args: Any, **kwargs: Any) -> Any:
-        watch.end("after", "collect and clip gradients")
-        watch.begin("after", part)
+        stopwatch.end("after", "collect and clip gradients")
+        stopwatch.begin("after", part)
         result = call(*args, **kwargs)
-        watch.end("after", part)
+        stopwatch.end("after", part)
         return result
 
     return timed
 
 
-def _chosen(watch: Stopwatch, call: Callable[..., Any]) -> Callable[..., Any]:
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        watch.begin("forward", "indexer")
-        chosen = call(*args, **kwargs)
-        watch.end("forward", "indexer")
-        return chosen
+def _timed_selection(stopwatch: Stopwatch, call: Callable[..., Any]) -> Callable[..., Any]:
+    def select(*args: Any, **kwargs: Any) -> Any:
+        stopwatch.begin("forward", "indexer")
+        selected = call(*args, **kwargs)
+        stopwatch.end("forward", "indexer")
+        return selected
 
-    return choose
+    return select
 
 
 # By kernel
@@ -241,24 +246,24 @@ def print_kernels(step: Step, steps: int = 2) -> None:
     rows = [row for row in profile.key_averages() if row.self_device_time_total > 0]
     rows.sort(key=lambda row: -row.self_device_time_total)
     whole = sum(row.self_device_time_total for row in rows) / steps / 1e3
-    print(f"{whole:.1f} ms of kernels a step, {sum(row.count for row in rows) // steps} launches")
+    print(f"{whole:.1f} ms of kernels per step, {sum(row.count for row in rows) // steps} launches")
     for row in rows[:KERNELS]:
         took = row.self_device_time_total / steps / 1e3
         print(f"{took:8.2f} ms {took / whole:6.1%} {row.count // steps:6} x  {row.key[:NAME]}")
 
 
-# By twin
+# Without each kernel
 
 
 def print_without_each(step: Step, steps: int) -> None:
-    """Times with one twin off."""
+    """Step time with one kernel disabled at a time."""
     whole = milliseconds(step, steps)
-    print(f"{'as it stands':30}{whole:8.1f} ms")
-    for name, instead in dispatch.KERNELS.items():
+    print(f"{'all kernels':30}{whole:8.1f} ms")
+    for name, replaced in dispatch.KERNELS.items():
         try:
             with dispatch.disable_kernels(name):
                 took = milliseconds(step, steps)
-            said = f"{took:8.1f} ms  {took - whole:+8.1f}"
-        except Exception as error:  # the others are still worth knowing
-            said = f"failed: {error!r}"[:200]
-        print(f"without {name:22}{said}  ({instead})", flush=True)
+            text = f"{took:8.1f} ms  {took - whole:+8.1f}"
+        except Exception as error:  # the others are still useful
+            text = f"failed: {error!r}"[:200]
+        print(f"without {name:22}{text}  ({replaced})", flush=True)

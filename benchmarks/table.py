@@ -1,4 +1,4 @@
-"""What a proof says: a claim, its target, what was measured, whether it holds."""
+"""Result table of the benchmarks: a claim, its target, the measurement, whether it holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from rich.table import Table
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     name: str
-    target: str = ""  # empty: reported, not claimed
+    target: str = ""  # empty: reported only, no target
     measured: str
-    holds: bool | None = None  # None: nothing was claimed, or this machine cannot say
+    holds: bool | None = None  # None: no target, or not measurable on this machine
 
     @property
     def verdict(self) -> str:
@@ -21,19 +21,19 @@ class Claim:
         return "holds" if self.holds else "misses"
 
 
-def times_better(name: str, ours: float, theirs: float, *, least: float | None, unit: str) -> Claim:
-    """A ratio against a peer measured in the same run."""
+def speedup(name: str, ours: float, theirs: float, *, min_ratio: float | None, unit: str) -> Claim:
+    """How many times better than a baseline that was measured in the same run."""
     ratio = theirs / ours
     return Claim(
         name=name,
-        target="" if least is None else f">= {least:g}x",
+        target="" if min_ratio is None else f">= {min_ratio:g}x",
         measured=f"{ratio:.2f}x ({ours:.1f} against {theirs:.1f} {unit})",
-        holds=None if least is None else ratio >= least,
+        holds=None if min_ratio is None else ratio >= min_ratio,
     )
 
 
 def print_claims(claims: Sequence[Claim]) -> None:
-    table = Table("claim", "target", "measured", "holds or misses")
+    table = Table("claim", "target", "measured", "result")
     for claim in claims:
         table.add_row(claim.name, claim.target, claim.measured, claim.verdict)
     Console(width=120).print(table)

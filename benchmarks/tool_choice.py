@@ -1,9 +1,9 @@
-"""A required tool call can be read by every client, whatever the weights and however short.
+"""Required tool calls of a random model are parsed by real clients, however small `max_tokens` is.
 
-    python -m benchmarks.tool_choice [PYTHON]    PYTHON: one that has the clients installed
+    python -m benchmarks.tool_choice [PYTHON]    PYTHON: an interpreter with the clients installed
 
-200 random schemas, weights at random (temperature 50), thinking on and off, `max_tokens` the
-smallest call and 8.
+200 random schemas, random weights (temperature 50), thinking on and off, `max_tokens` is the size
+of the smallest call plus 8.
 """
 
 import json
@@ -29,8 +29,13 @@ def claims(python: str = sys.executable, count: int = COUNT) -> list[Claim]:
         cases = []
         for seed in range(count):
             schema = random_schema(random.Random(seed))
-            most = smallest(server.tokenizer, "look", schema) + 8
-            case = {"seed": seed, "schema": schema, "most": most, "thinks": seed % 2 == 0}
+            max_tokens = smallest(server.tokenizer, "look", schema) + 8
+            case = {
+                "seed": seed,
+                "schema": schema,
+                "max_tokens": max_tokens,
+                "thinks": seed % 2 == 0,
+            }
             cases.append(case)
         file = Path(folder) / "cases.json"
         file.write_text(json.dumps(cases))
@@ -58,14 +63,14 @@ def random_model(folder: Path) -> Path:
 
 
 def _claim(name: str, found: dict[str, object], count: int) -> Claim:
-    what = f"required call read by {name} {found['version'] or ''}".strip()
+    what = f"required call parsed by {name} {found['version'] or ''}".strip()
     if found["version"] is None:
         return Claim(name=what, measured="not installed, not run")
     return Claim(
         name=what,
         target=f"{count} of {count}",
-        measured=f"{found['taken']} of {found['asked']} {found['complaint']}".strip(),
-        holds=found["taken"] == count,
+        measured=f"{found['parsed']} of {found['requests']} {found['error']}".strip(),
+        holds=found["parsed"] == count,
     )
 
 

@@ -1,9 +1,9 @@
-"""Required tool calls through real clients: run by tool_choice.py, perhaps with another Python.
+"""Required tool calls through real clients; run by tool_choice.py, possibly by another Python.
 
     PYTHON benchmarks/tool_choice_clients.py URL CASES.json
 
-Prints a JSON object: of each client, how many replies its parser took, of how many, and the first
-complaint; or why it was not run. Needs nothing of this repository.
+Prints a JSON object: for each client its version (null: not installed), the number of requests and
+of parsed replies, and the first error. Imports nothing of this repository.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-ASK = [{"role": "user", "content": "Say hello."}]
+MESSAGES = [{"role": "user", "content": "Say hello."}]
 Case = dict[str, Any]
 PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool}
 LIMITS = {"minLength": "min_length", "maxLength": "max_length", "pattern": "pattern"}
@@ -37,10 +37,10 @@ def _openai(url: str, case: Case) -> Any:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
     done = client.chat.completions.create(
         model="tiny",
-        messages=ASK,
+        messages=MESSAGES,
         tools=[_function(case)],
         tool_choice="required",
-        max_tokens=case["most"],
+        max_tokens=case["max_tokens"],
         extra_body=_extra(case),
     ).choices[0]
     assert done.finish_reason == "tool_calls", done.finish_reason
@@ -53,10 +53,10 @@ def _anthropic(url: str, case: Case) -> Any:
     client = anthropic.Anthropic(base_url=url, api_key="x", max_retries=0)
     done = client.messages.create(
         model="tiny",
-        messages=ASK,
+        messages=MESSAGES,
         tools=[{"name": "look", "input_schema": case["schema"]}],
         tool_choice={"type": "any"},
-        max_tokens=case["most"],
+        max_tokens=case["max_tokens"],
         extra_body={"temperature": 50.0},
         thinking={"type": "enabled", "budget_tokens": 1024}
         if case["thinks"]
@@ -73,10 +73,10 @@ def _litellm(url: str, case: Case) -> Any:
         model="openai/tiny",
         api_base=f"{url}/v1",
         api_key="x",
-        messages=ASK,
+        messages=MESSAGES,
         tools=[_function(case)],
         tool_choice="required",
-        max_tokens=case["most"],
+        max_tokens=case["max_tokens"],
         extra_body=_extra(case),
     ).choices[0]
     assert done.finish_reason == "tool_calls", done.finish_reason
@@ -91,10 +91,10 @@ def _instructor(url: str, case: Case) -> Any:
     client = instructor.from_openai(plain, mode=instructor.Mode.TOOLS)
     client.chat.completions.create(
         model="tiny",
-        messages=ASK,
+        messages=MESSAGES,
         response_model=_model(case["schema"]),
         max_retries=0,
-        max_tokens=case["most"],
+        max_tokens=case["max_tokens"],
         extra_body=_extra(case),
     )
 
@@ -107,19 +107,21 @@ def _pydantic_ai(url: str, case: Case) -> Any:
     output = ToolOutput(_model(case["schema"]), name="look")
     provider = OpenAIProvider(base_url=f"{url}/v1", api_key="x")
     agent = Agent(OpenAIChatModel("tiny", provider=provider), output_type=output, retries=0)
-    settings = {"max_tokens": case["most"], "extra_body": _extra(case)}
+    settings = {"max_tokens": case["max_tokens"], "extra_body": _extra(case)}
     asyncio.run(agent.run("Say hello.", model_settings=settings))
 
 
 def _mini(url: str, case: Case) -> None:
-    """Three turns, each of a call and its result."""
+    """Three turns, each with a call and its result."""
     os.environ |= {"MSWEA_SILENT_STARTUP": "1", "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"}
     from minisweagent.models.litellm_model import LitellmModel
 
-    said = {"api_base": f"{url}/v1", "api_key": "x", "tool_choice": "required"}
-    said |= {"max_tokens": 64, "extra_body": _extra(case)}
-    model = LitellmModel(model_name="openai/tiny", cost_tracking="ignore_errors", model_kwargs=said)
-    messages: list[dict[str, Any]] = list(ASK)
+    kwargs = {"api_base": f"{url}/v1", "api_key": "x", "tool_choice": "required"}
+    kwargs |= {"max_tokens": 64, "extra_body": _extra(case)}
+    model = LitellmModel(
+        model_name="openai/tiny", cost_tracking="ignore_errors", model_kwargs=kwargs
+    )
+    messages: list[dict[str, Any]] = list(MESSAGES)
     done = {"output": "done", "returncode": 0, "exception_info": ""}
     for _ in range(3):
         message = model.query(messages)
@@ -128,44 +130,44 @@ def _mini(url: str, case: Case) -> None:
 
 
 def _model(schema: Case) -> Any:
-    """The schema as a pydantic model, for clients that take nothing else."""
-    # A model that holds itself has no "properties" at the top, which some clients insist on.
-    parts = {key: part for key, part in schema["properties"].items() if key != "children"}
-    return _object("look", schema | {"properties": parts}, schema["$defs"])
+    """The schema as a pydantic model, for clients that accept nothing else."""
+    # A recursive model has no top-level "properties", which some clients require.
+    properties = {key: part for key, part in schema["properties"].items() if key != "children"}
+    return _object("look", schema | {"properties": properties}, schema["$defs"])
 
 
-def _object(name: str, said: Case, defs: Case) -> Any:
+def _object(name: str, schema: Case, defs: Case) -> Any:
     from pydantic import Field, create_model
 
     fields: dict[str, Any] = {}
-    for i, (key, part) in enumerate(said["properties"].items()):
+    for i, (key, part) in enumerate(schema["properties"].items()):
         kind, limits = _type(f"{name}_{i}", part, defs)
-        if key in said["required"]:
+        if key in schema["required"]:
             fields[f"f{i}"] = (kind, Field(alias=key, **limits))
         else:
             fields[f"f{i}"] = (kind | None, Field(default=None, alias=key, **limits))
     return create_model(name, **fields)
 
 
-def _type(name: str, said: Case, defs: Case) -> tuple[Any, dict[str, Any]]:
-    """A type, and the limits of a field of it."""
+def _type(name: str, schema: Case, defs: Case) -> tuple[Any, dict[str, Any]]:
+    """A type, and the constraints of a field of that type."""
     from pydantic import Field
 
-    if "$ref" in said:
-        target = said["$ref"].rpartition("/")[2]
+    if "$ref" in schema:
+        target = schema["$ref"].rpartition("/")[2]
         return _type(f"{name}_{target}", defs[target], defs)
-    if "enum" in said or "const" in said:
-        return Literal[tuple(said.get("enum") or [said["const"]])], {}
-    match said.get("type"):
+    if "enum" in schema or "const" in schema:
+        return Literal[tuple(schema.get("enum") or [schema["const"]])], {}
+    match schema.get("type"):
         case "object":
-            return _object(name, said, defs), {}
+            return _object(name, schema, defs), {}
         case "array":
-            kind, limits = _type(name, said["items"], defs)
-            return list[Annotated[kind, Field(**limits)]], {"min_length": said["minItems"]}
+            kind, limits = _type(name, schema["items"], defs)
+            return list[Annotated[kind, Field(**limits)]], {"min_length": schema["minItems"]}
         case None | list():
-            return (str if "anyOf" in said else int) | None, {}
+            return (str if "anyOf" in schema else int) | None, {}
         case kind:
-            limits = {ours: said[theirs] for theirs, ours in LIMITS.items() if theirs in said}
+            limits = {ours: schema[theirs] for theirs, ours in LIMITS.items() if theirs in schema}
             return PLAIN[kind], limits
 
 
@@ -182,23 +184,23 @@ CLIENTS: dict[str, Callable[[str, Case], Any]] = {
 def main() -> None:
     url, cases = sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
     found: dict[str, Any] = {}
-    for name, ask in CLIENTS.items():
+    for name, call in CLIENTS.items():
         package = "pydantic-ai-slim" if name == "pydantic-ai" else name
         try:
-            found[name] = {"version": version(package), "taken": 0, "asked": 0, "complaint": ""}
+            found[name] = {"version": version(package), "parsed": 0, "requests": 0, "error": ""}
         except PackageNotFoundError:
             found[name] = {"version": None}
             continue
         for case in cases:
-            found[name]["asked"] += 1
+            found[name]["requests"] += 1
             try:
-                arguments = ask(url, case)
+                arguments = call(url, case)
                 if arguments is not None:
                     _validate(case["schema"], arguments)
-                found[name]["taken"] += 1
+                found[name]["parsed"] += 1
             except Exception as error:
-                complaint = f"seed {case['seed']}: {type(error).__name__}: {error}"[:300]
-                found[name]["complaint"] = found[name]["complaint"] or complaint
+                message = f"seed {case['seed']}: {type(error).__name__}: {error}"[:300]
+                found[name]["error"] = found[name]["error"] or message
     print(json.dumps(found))
 
 

@@ -1,11 +1,11 @@
 """One training step against transformers' GlmMoeDsaForCausalLM with AdamW in a plain loop.
 
     python -m benchmarks.train_step [--config small|nano] [--shapes 8x4096,1x16384] [--dtype ...]
-    python -m benchmarks.train_step --profile     where the time of a step goes
+    python -m benchmarks.train_step --profile     time by part of a step
 
-Same configuration, same batch, one run, arms taking turns, medians. Tokens/s, peak memory and MFU
-(needed FLOPs of the sparse network, see paddock.model.cost). A shape that one arm
-cannot hold in memory is reported for the other alone.
+Same configuration, same batch, one run, arms alternating, medians. Tokens/s, peak memory and MFU
+(needed FLOPs of the sparse network, see paddock.model.cost). Where one arm runs out of memory, the
+other is reported alone.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks.step_profile import print_profile, synchronize
-from benchmarks.table import Claim, print_claims, times_better
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.data import PackedBatch
 from paddock.model import ModelConfig, Transformer, preset
 from paddock.model.cost import TrainingWorkload, mfu, training_flops
@@ -38,9 +38,9 @@ from paddock.train.settings import (
 )
 from paddock.train.stages import StageSpec
 
-ARMS = ("adamw", "muon", "recompute", "transformers")
+ARMS = ("adamw", "muon", "activation_checkpointing", "transformers")
 Step = Callable[[], float]
-# What transformers' training does: the language loss on sparse attention, the indexer resting.
+# As transformers trains: language loss on sparse attention, indexer not trained.
 SPARSE = StageSpec(language=True, indexer=False, dense=False)
 TARGETS = {("small", "8x4096"): 5.0}
 
@@ -58,7 +58,11 @@ def batch_of(rows: int, context: int, vocab: int) -> PackedBatch:
 
 
 def paddock_step(
-    config: ModelConfig, batch: PackedBatch, dtype: str, optimizer: str, recompute: bool = False
+    config: ModelConfig,
+    batch: PackedBatch,
+    dtype: str,
+    optimizer: str,
+    activation_checkpointing: bool = False,
 ) -> Step:
     device = pick_device(None)
     settings = TrainSettings(
@@ -66,7 +70,7 @@ def paddock_step(
         init=ModelInitSettings(preset="nano"),
         optim=OptimSettings(type=optimizer),  # type: ignore[arg-type]
         loss=AuxLossSettings(mtp_coef=0.0, mtp_coef_final=0.0, balance_coef=0.0),
-        compute=ComputeSettings(dtype=dtype, activation_checkpointing=recompute),  # type: ignore[arg-type]
+        compute=ComputeSettings(dtype=dtype, activation_checkpointing=activation_checkpointing),  # type: ignore[arg-type]
     )
     network = Transformer.from_config(config, 0).to(device)
     objective = LanguageModelObjective(SPARSE, settings.loss)
@@ -86,9 +90,9 @@ def transformers_step(config: ModelConfig, batch: PackedBatch, dtype: str) -> St
     from paddock.checkpoint.config_json import config_to_json
 
     device = pick_device(None)
-    known = GlmMoeDsaConfig(**config_to_json(config))
-    known._attn_implementation = "sdpa"
-    model = GlmMoeDsaForCausalLM(known).to(device, DTYPES[dtype]).train()
+    hf_config = GlmMoeDsaConfig(**config_to_json(config))
+    hf_config._attn_implementation = "sdpa"
+    model = GlmMoeDsaForCausalLM(hf_config).to(device, DTYPES[dtype]).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type != "cpu")
     ids = torch.from_numpy(batch.token_T.astype(np.int64)).view(len(batch.lengths), -1).to(device)
 
@@ -104,7 +108,7 @@ def transformers_step(config: ModelConfig, batch: PackedBatch, dtype: str) -> St
 
 
 def measure(make: Callable[[], Step], steps: int) -> tuple[float, int] | None:
-    """Median seconds of a step and peak bytes; None where memory does not suffice."""
+    """Median seconds of a step and peak bytes; None: out of memory."""
     on_gpu = torch.accelerator.is_available()
     try:
         step = make()
@@ -133,7 +137,7 @@ def claims(
     shapes: Sequence[str] = ("8x4096", "1x16384", "1x32768"),
     dtype: str = "bfloat16",
     steps: int = 5,
-    wanted: Sequence[str] = ARMS,
+    arm_names: Sequence[str] = ARMS,
 ) -> list[Claim]:
     config = preset(name).model_copy(update={"mtp": None})
     peak = peak_flops(pick_device(None))
@@ -145,30 +149,32 @@ def claims(
         arms = {
             "adamw": lambda batch=batch: paddock_step(config, batch, dtype, "adamw"),
             "muon": lambda batch=batch: paddock_step(config, batch, dtype, "muon"),
-            "recompute": lambda batch=batch: paddock_step(config, batch, dtype, "adamw", True),
+            "activation_checkpointing": lambda batch=batch: paddock_step(
+                config, batch, dtype, "adamw", True
+            ),
             "transformers": lambda batch=batch: transformers_step(config, batch, dtype),
         }
-        found = {arm: measure(make, steps) for arm, make in arms.items() if arm in wanted}
-        again = {arm: measure(make, steps) for arm, make in arms.items() if found.get(arm)}
+        first = {arm: measure(make, steps) for arm, make in arms.items() if arm in arm_names}
+        second = {arm: measure(make, steps) for arm, make in arms.items() if first.get(arm)}
         rates: dict[str, float | None] = {}
-        for arm, one in found.items():
-            two = again.get(arm)
+        for arm, one in first.items():
+            two = second.get(arm)
             rates[arm] = tokens / min(one[0], two[0]) if one and two else None
             memory = f", {one[1] / 2**30:.1f} GiB" if one and one[1] else ""
             text = "out of memory" if rates[arm] is None else f"{rates[arm]:,.0f} tokens/s{memory}"
             if arm != "transformers" and peak and rates[arm]:
-                work = training_flops(config, context, TrainingWorkload())  # the indexer rests
-                share = mfu(work, rates[arm], peak)
+                flops = training_flops(config, context, TrainingWorkload())  # without indexer loss
+                share = mfu(flops, rates[arm], peak)
                 text += f", MFU {share:.1%} of {peak / 1e12:.0f} TFLOP/s"
             rows.append(Claim(name=f"{name} {shape} {dtype}: {arm}", measured=text))
         ours, theirs = rates.get("adamw"), rates.get("transformers")
         if ours and theirs:
             rows.append(
-                times_better(
-                    f"{name} {shape}: time a token against transformers",
+                speedup(
+                    f"{name} {shape}: time per token against transformers",
                     1e6 / ours,
                     1e6 / theirs,
-                    least=TARGETS.get((name, shape)),
+                    min_ratio=TARGETS.get((name, shape)),
                     unit="us",
                 )
             )
@@ -176,7 +182,7 @@ def claims(
 
 
 def claims_here() -> list[Claim]:
-    """At the size this machine is made for."""
+    """At a size that suits this machine."""
     if torch.accelerator.is_available():
         return claims("small", ("8x4096", "1x16384", "1x32768", "1x131072"), "bfloat16")
     rows = claims("nano", ("8x256", "1x1024"), "float32", steps=3)
@@ -190,11 +196,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--profile", action="store_true", help="only say where the time goes")
+    parser.add_argument("--profile", action="store_true", help="print the time by part of a step")
     options = parser.parse_args()
     shapes, arms = options.shapes.split(","), options.arms.split(",")
     if unknown := set(arms) - set(ARMS):
-        parser.error(f"no arm called {', '.join(sorted(unknown))}; there are {', '.join(ARMS)}")
+        parser.error(f"unknown arm {', '.join(sorted(unknown))}; choose from {', '.join(ARMS)}")
     if not options.profile:
         print_claims(claims(options.config, shapes, options.dtype, options.steps, arms))
         return

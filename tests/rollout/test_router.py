@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.rl_routing import Trace, ours, replay, taking_turns
+from benchmarks.rl_routing import Trace, ours, replay, round_robin
 from paddock.http import ranks_by_preference
 from paddock.rollout.session_router import NoRankAvailableError, SessionRouter
 
@@ -139,9 +139,9 @@ def test_nobody_left_is_said_so():
 
 
 def test_a_replayed_trace_finds_its_prefixes_and_loads_ranks_alike():
-    trace = Trace.made_up(sessions=400, concurrent=96, seed=1)
+    trace = Trace.synthetic(sessions=400, concurrent=96, seed=1)
     found = replay(trace, 8, ours)
     assert found.affinity >= 0.95
     assert found.busiest <= 1.2
-    plain = replay(trace, 8, taking_turns)
+    plain = replay(trace, 8, round_robin)
     assert plain.affinity < 0.8

@@ -1,12 +1,12 @@
-"""Tasks of terminal-bench 1, unchanged: doing nothing fails, their own solutions pass.
+"""Validation of terminal-bench 1 tasks: an empty rollout fails, the reference solution passes.
 
-    python -m benchmarks.worlds_terminal_bench [--tasks FOLDER] [--only NAME,NAME] [--workers 1]
+    python -m benchmarks.terminal_bench [--tasks FOLDER] [--only NAME,NAME] [--workers 1]
         [--env FOLDER] [--time-factor 3]
 
-Fetches the source package of terminal-bench 0.2.12 (105 tasks) and a small Python environment with
-what the tests import, both into a temporary folder. Environments are built over a copy of this
-machine's system; steps that fetch packages are left out, so that tasks which need them cannot pass.
-The 25 that can are named here.
+Downloads the source package of terminal-bench 0.2.12 (105 tasks) and installs the packages that the
+tests import, both into a temporary folder. Images are built on top of a copy of the host's file
+system; build steps that install packages are skipped, so tasks that need them cannot pass. The 25
+that can are listed here.
 """
 
 import argparse
@@ -39,8 +39,8 @@ KNOWN = [
 def fetch(folder: Path) -> Path:
     """The tasks of the source package."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
-    words = [*pip, "--ignore-requires-python", "--no-build-isolation", "-d", str(folder), PACKAGE]
-    subprocess.run(words, check=False)  # it may stop at metadata; the file is there by then
+    command = [*pip, "--ignore-requires-python", "--no-build-isolation", "-d", str(folder), PACKAGE]
+    subprocess.run(command, check=False)  # may fail at metadata, after the download
     (archive,) = folder.glob("terminal_bench-*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
@@ -48,14 +48,14 @@ def fetch(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> Path:
-    """What the tests import."""
-    place = folder / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-    subprocess.run([str(place / "bin" / "pip"), "install", "-q", *NEEDED], check=True)
-    return place
+    """A virtual environment with the packages that the tests import."""
+    venv = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    subprocess.run([str(venv / "bin" / "pip"), "install", "-q", *NEEDED], check=True)
+    return venv
 
 
-async def checked(folder: Path, settings: HarborSettings) -> TaskCheckReport:
+async def check(folder: Path, settings: HarborSettings) -> TaskCheckReport:
     try:
         return await check_task(read_task(folder), settings)
     except TaskError as error:
@@ -65,15 +65,15 @@ async def checked(folder: Path, settings: HarborSettings) -> TaskCheckReport:
 async def run(
     tasks: Path, names: list[str], settings: HarborSettings, workers: int
 ) -> dict[str, TaskCheckReport]:
-    turn = asyncio.Semaphore(workers)
+    limit = asyncio.Semaphore(workers)
     found: dict[str, TaskCheckReport] = {}
 
     async def one(name: str) -> None:
-        async with turn:
-            began = time.monotonic()
-            found[name] = report = await checked(tasks / name, settings)
-            said = "sound" if report.is_sound else "; ".join(report.problems)
-            print(f"{name:46} {time.monotonic() - began:6.1f} s  {said}", flush=True)
+        async with limit:
+            start = time.monotonic()
+            found[name] = report = await check(tasks / name, settings)
+            result = "sound" if report.is_sound else "; ".join(report.problems)
+            print(f"{name:46} {time.monotonic() - start:6.1f} s  {result}", flush=True)
 
     await asyncio.gather(*(one(name) for name in names))
     return found
@@ -99,29 +99,31 @@ def claims(
         )
         reports = asyncio.run(run(tasks, names or KNOWN, settings, workers))
     sound = [name for name, report in reports.items() if report.is_sound]
-    idle = [name for name, report in reports.items() if report.empty is not None]
+    graded = [name for name, report in reports.items() if report.empty is not None]
     return [
         Claim(
-            name="terminal-bench 1: nothing fails, the solution passes",
+            name="terminal-bench 1: empty rollout fails, solution passes",
             target=f"{len(reports)} of {len(reports)}",
             measured=f"{len(sound)} of {len(reports)}",
             holds=len(sound) == len(reports),
         ),
-        Claim(name="of them, doing nothing was graded", measured=f"{len(idle)}"),
+        Claim(name="of them, empty rollout graded", measured=f"{len(graded)}"),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", type=Path, help="a folder of tasks that is there already")
-    parser.add_argument("--env", type=Path, help="a Python environment that is there already")
-    parser.add_argument("--only", help="names, with commas")
+    parser.add_argument("--tasks", type=Path, help="folder of downloaded tasks")
+    parser.add_argument("--env", type=Path, help="existing virtual environment")
+    parser.add_argument("--only", help="comma-separated task names")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--time-factor", type=float, default=3.0, help="for a machine that is busy")
-    said = parser.parse_args()
-    names = said.only.split(",") if said.only else None
-    how = {"workers": said.workers, "time_factor": said.time_factor}
-    print_claims(claims(said.tasks, names, said.env, **how))
+    parser.add_argument(
+        "--time-factor", type=float, default=3.0, help="multiplies all timeouts, for a busy machine"
+    )
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else None
+    limits = {"workers": options.workers, "time_factor": options.time_factor}
+    print_claims(claims(options.tasks, names, options.env, **limits))
 
 
 if __name__ == "__main__":

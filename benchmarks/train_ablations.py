@@ -1,16 +1,15 @@
-"""Raising the nano base model: the proofs of the training stages.
+"""Ablations of the training stages on nano: sparse adaptation, optimizer, MTP depths.
 
-    python -m benchmarks.raise_base [stages|optimizer|mtp ...] [--seeds 0 1 2] [--jobs 2]
-                                    [--runs FOLDER]
+    python -m benchmarks.train_ablations [stages|optimizer|mtp ...] [--seeds 0 1 2] [--jobs 2]
+                                         [--runs FOLDER]
 
 stages     pre-training below the unigram entropy; sparse adaptation against its dense parent, with
            and without the indexer's warm-up
 optimizer  Muon Split (heads, gate and up; heads alone), whole-matrix Muon and AdamW at equal tokens
-mtp        drafts of a layer trained at three depths and at one
+mtp        MTP acceptance of a layer trained at three depths and at one
 
-Every arm is a recipe, trained by `paddock train` in a process of its own, one thread each. Called
-again, it goes on where it was stopped: finished runs and what was measured of them are taken as
-they lie. Each run folder has its report.html.
+Every arm is a recipe, trained by `paddock train` in a process of its own with one thread. A second
+call resumes: finished runs and their measurements are reused. Each run folder has its report.html.
 """
 
 import argparse
@@ -48,10 +47,10 @@ from paddock.train.evaluate import (
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SEEDS = (0, 1, 2)
-MOST_NATS, MOST_POINTS = 0.01, 2.0  # that sparse attention may cost
+MAX_NATS, MAX_POINTS = 0.01, 2.0  # allowed loss of sparse attention against dense
 
-# Documents of 500 tokens with eight needles, each said once; the pair asked for is of the eighth
-# that training never sees. No recipe and no choice among recipes was made on this seed.
+# Documents of 500 tokens with eight needles, each stated once; the queried pair is one of the
+# eighth held out of training. No recipe was tuned on this seed.
 NEEDLES = LongContextSource(
     name="needles",
     task="needle",
@@ -65,15 +64,15 @@ NEEDLES = LongContextSource(
 )
 
 
-def trained(recipe: str, out: Path, *sets: str) -> Path:
-    """The run folder of a recipe, trained unless it is there."""
-    wanted = resolve(TrainSettings, load_recipe(RECIPES / recipe, sets))
-    if is_finished(out, wanted):
+def train(recipe: str, out: Path, *overrides: str) -> Path:
+    """The run folder of a recipe; trains it unless it is finished."""
+    settings = resolve(TrainSettings, load_recipe(RECIPES / recipe, overrides))
+    if is_finished(out, settings):
         return out
     command = [sys.executable, "-m", "paddock.cli", "train", str(RECIPES / recipe)]
     command += ["--out", str(out)]
-    for change in sets:
-        command += ["--set", change]
+    for override in overrides:
+        command += ["--set", override]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=one_thread
@@ -83,15 +82,15 @@ def trained(recipe: str, out: Path, *sets: str) -> Path:
     return out
 
 
-def is_finished(run: Path, wanted: TrainSettings) -> bool:
-    """Whether the run of these settings has its last checkpoint; when it saved and evaluated on the
-    way does not matter."""
-    if not (run / "recipe.toml").is_file() or wanted.steps not in list_checkpoints(
-        run / "checkpoints"
-    ):
+def is_finished(run: Path, settings: TrainSettings) -> bool:
+    """Whether the run has these settings and its last checkpoint. Settings that do not change the
+    weights are not compared."""
+    if not (run / "recipe.toml").is_file():
         return False
-    silent = {"keep", "evaluate", "parallel"}
-    return settings_of(run).model_dump(exclude=silent) == wanted.model_dump(exclude=silent)
+    if settings.steps not in list_checkpoints(run / "checkpoints"):
+        return False
+    ignored = {"checkpoint", "validation", "parallel"}
+    return settings_of(run).model_dump(exclude=ignored) == settings.model_dump(exclude=ignored)
 
 
 def settings_of(run: Path) -> TrainSettings:
@@ -104,25 +103,25 @@ def corpus_of(run: Path) -> tuple[Corpus, Tokenizer]:
     return Corpus(run.parent / "corpora" / key, tokenizer=tokenizer), tokenizer
 
 
-def last_held_out(run: Path) -> float:
+def final_val_loss(run: Path) -> float:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return float([line["val_loss"] for line in lines if "val_loss" in line][-1])
 
 
 def optimizer_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> list[Claim]:
     arms = ("muon_split", "muon_heads", "muon_whole", "adamw")
-    work = [
+    runs_to_train = [
         (f"ablation/optimizer/{arm}.toml", runs / f"{arm}-{seed}", f"seed={seed}")
         for arm in arms
         for seed in seeds
     ]
-    _all(work, jobs)
+    _train_all(runs_to_train, jobs)
     folders = {arm: [runs / f"{arm}-{seed}" for seed in seeds] for arm in arms}
     write_comparison(folders, runs / "comparison.html")
-    losses = {arm: [last_held_out(run) for run in found] for arm, found in folders.items()}
+    losses = {arm: [final_val_loss(run) for run in arm_runs] for arm, arm_runs in folders.items()}
     rows = [
         Claim(
-            name=f"held-out loss, {arm}",
+            name=f"validation loss, {arm}",
             measured=", ".join(f"{loss:.4f}" for loss in found)
             + f"; mean {statistics.mean(found):.4f}",
         )
@@ -144,12 +143,12 @@ def optimizer_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> lis
 
 def mtp_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> list[Claim]:
     arms = ("three_depths", "one_depth")
-    work = [
+    runs_to_train = [
         (f"ablation/mtp/{arm}.toml", runs / f"{arm}-{seed}", f"seed={seed}")
         for arm in arms
         for seed in seeds
     ]
-    _all(work, jobs)
+    _train_all(runs_to_train, jobs)
     write_comparison(
         {arm: [runs / f"{arm}-{seed}" for seed in seeds] for arm in arms}, runs / "comparison.html"
     )
@@ -165,14 +164,14 @@ def mtp_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> list[Clai
             text = ", ".join(f"{rate:.3f}" for rate in rates)
             rows.append(
                 Claim(
-                    name=f"drafts kept at depth 1, 2, 3: {arm}, seed {seed}",
-                    measured=f"{text}; length {lengths[arm][-1]:.3f}",
+                    name=f"MTP acceptance rate at depth 1, 2, 3: {arm}, seed {seed}",
+                    measured=f"{text}; acceptance length {lengths[arm][-1]:.3f}",
                 )
             )
     gain = statistics.mean(lengths["three_depths"]) - statistics.mean(lengths["one_depth"])
     rows.append(
         Claim(
-            name="accept length, trained at three depths against one",
+            name="MTP acceptance length, trained at three depths against one",
             target="longer",
             measured=f"{gain:+.3f} tokens",
             holds=gain > 0,
@@ -182,34 +181,35 @@ def mtp_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> list[Clai
 
 
 def stage_claims(runs: Path, jobs: int, seeds: Sequence[int] = SEEDS) -> list[Claim]:
-    # Processes, not threads: they also measure, which is Python's time as much as torch's.
-    spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawned, torch.set_num_threads, (1,)) as pool:
-        return [claim for found in pool.map(partial(_raised, runs), seeds) for claim in found]
+    # Processes, not threads: measuring holds the GIL.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,)) as pool:
+        return [claim for found in pool.map(partial(_seed_claims, runs), seeds) for claim in found]
 
 
-def _raised(runs: Path, seed: int) -> list[Claim]:
-    """One base model through all its stages."""
+def _seed_claims(runs: Path, seed: int) -> list[Claim]:
+    """One base model through all stages."""
     folder = {stage: runs / f"{stage}-{seed}" for stage in ("pretrain", *CHAIN)}
-    trained("nano/pretrain.toml", folder["pretrain"], f"seed={seed}")
-    born, figures = figures_of(folder["pretrain"], context=128), {}
+    train("nano/pretrain.toml", folder["pretrain"], f"seed={seed}")
+    pretrained, figures = figures_of(folder["pretrain"], context=128), {}
     for stage, (recipe, parent) in CHAIN.items():
-        trained(recipe, folder[stage], f"seed={seed}", f"init.checkpoint={folder[parent]}")
+        train(recipe, folder[stage], f"seed={seed}", f"init.checkpoint={folder[parent]}")
         figures[stage] = figures_of(folder[stage], context=512)
     corpus, tokenizer = corpus_of(folder["pretrain"])
     entropy = unigram_entropy(corpus, tokenizer.vocab_size)
     rows = [
         Claim(
-            name=f"seed {seed}, pre-training: held-out loss against the unigram entropy",
+            name=f"seed {seed}, pre-training: validation loss against the unigram entropy",
             target="< half",
-            measured=f"{born.loss:.3f} against {entropy:.3f} nats",
-            holds=born.loss < entropy / 2,
+            measured=f"{pretrained.loss:.3f} against {entropy:.3f} nats",
+            holds=pretrained.loss < entropy / 2,
         )
     ]
     for stage, found in figures.items():
-        text = f"{found.loss:.4f} nats, needles {found.needles:.1%}"
-        if found.recall:
-            text += ", recall by layer " + " ".join(f"{mass:.3f}" for mass in found.recall)
+        text = f"{found.loss:.4f} nats/token, needle recall {found.needle_recall:.1%}"
+        if found.indexer_recall:
+            masses = " ".join(f"{mass:.3f}" for mass in found.indexer_recall)
+            text += f", indexer recall by layer {masses}"
         rows.append(Claim(name=f"seed {seed}, {STAGE_NAMES[stage]}", measured=text))
     return [*rows, *_sparse_claims(seed, figures)]
 
@@ -221,53 +221,54 @@ CHAIN = {  # recipe and parent
     "no_warmup": ("ablation/sparse/no_warmup.toml", "midtrain"),
 }
 STAGE_NAMES = {
-    "midtrain": "dense parent, 512 tokens",
-    "warmup": "after the warm-up, top-k 64",
-    "sparse": "adapted, top-k 64",
-    "no_warmup": "adapted without warm-up, equal tokens",
+    "midtrain": "dense parent, context 512",
+    "warmup": "after the indexer warm-up, top-k 64",
+    "sparse": "sparse, top-k 64",
+    "no_warmup": "sparse without warm-up, equal tokens",
 }
 
 
 def _sparse_claims(seed: int, figures: dict[str, "Figures"]) -> list[Claim]:
     parent, adapted, without = (figures[s] for s in ("midtrain", "sparse", "no_warmup"))
-    nats, points = adapted.beside(parent)
-    worse_nats, worse_points = without.beside(parent)
+    nats, points = adapted.change_from(parent)
+    worse_nats, worse_points = without.change_from(parent)
     return [
         Claim(
-            name=f"seed {seed}, sparse adaptation: held-out loss against the dense parent",
-            target=f"<= +{MOST_NATS} nats",
+            name=f"seed {seed}, sparse adaptation: validation loss against the dense parent",
+            target=f"<= +{MAX_NATS} nats",
             measured=f"{nats:+.4f}",
-            holds=nats <= MOST_NATS,
+            holds=nats <= MAX_NATS,
         ),
         Claim(
-            name=f"seed {seed}, sparse adaptation: needles against the dense parent",
-            target=f">= -{MOST_POINTS:g} points",
+            name=f"seed {seed}, sparse adaptation: needle recall against the dense parent",
+            target=f">= -{MAX_POINTS:g} points",
             measured=f"{points:+.1f} points",
-            holds=points >= -MOST_POINTS,
+            holds=points >= -MAX_POINTS,
         ),
         Claim(
             name=f"seed {seed}, without the warm-up: against the dense parent",
             target="beyond both limits",
             measured=f"{worse_nats:+.4f} nats, {worse_points:+.1f} points",
-            holds=worse_nats > MOST_NATS and worse_points < -MOST_POINTS,
+            holds=worse_nats > MAX_NATS and worse_points < -MAX_POINTS,
         ),
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    loss: float  # held-out, nats a token
-    needles: float | None = None  # share found; None: not asked
-    recall: tuple[float, ...] = ()  # by layer: dense attention's mass on the kept keys
+    loss: float  # validation, nats/token
+    needle_recall: float | None = None  # None: not measured
+    indexer_recall: tuple[float, ...] = ()  # by layer: dense attention mass on the selected keys
 
-    def beside(self, parent: "Figures") -> tuple[float, float]:
-        """Nats more, points more."""
-        assert self.needles is not None and parent.needles is not None
-        return self.loss - parent.loss, 100 * (self.needles - parent.needles)
+    def change_from(self, parent: "Figures") -> tuple[float, float]:
+        """Difference of loss in nats/token, and of needle recall in percentage points."""
+        assert self.needle_recall is not None and parent.needle_recall is not None
+        points = 100 * (self.needle_recall - parent.needle_recall)
+        return self.loss - parent.loss, points
 
 
 def figures_of(run: Path, *, context: int) -> Figures:
-    """What a run's last network can do, measured once and kept in its journal."""
+    """Metrics of a run's last checkpoint, measured once and kept in its journal."""
     settings = settings_of(run)
     label = f"step {settings.steps}, {context} tokens, {NEEDLES.count} needles"
     if settings.stage == "pretrain":
@@ -275,8 +276,8 @@ def figures_of(run: Path, *, context: int) -> Figures:
     for event, _ in follow(run / EVENTS_FILE):
         if event.get("kind") == "evaluated" and event.get("label") == label:
             scores = event["scores"]
-            return Figures(**scores | {"recall": tuple(scores.get("recall", ()))})
-    found = _measured(run, settings, context)
+            return Figures(**scores | {"indexer_recall": tuple(scores.get("indexer_recall", ()))})
+    found = _measure(run, settings, context)
     with Journal(run) as journal:
         scores = {name: value for name, value in asdict(found).items() if value not in (None, ())}
         journal.log_event("evaluated", step=settings.steps, label=label, scores=scores)
@@ -284,57 +285,59 @@ def figures_of(run: Path, *, context: int) -> Figures:
     return found
 
 
-def _measured(run: Path, settings: TrainSettings, context: int) -> Figures:
+def _measure(run: Path, settings: TrainSettings, context: int) -> Figures:
     network, (corpus, tokenizer) = load_pretrained(latest_model(run)), corpus_of(run)
     dense = settings.stage in ("pretrain", "midtrain")
-    held_out = validation_loss(network, corpus, dense=dense, context=context, tokens=60_000)
-    assert held_out is not None
-    loss = held_out.loss
-    if settings.stage == "pretrain":  # its rows are shorter than a needle's document
+    validation = validation_loss(network, corpus, dense=dense, context=context, tokens=60_000)
+    assert validation is not None
+    loss = validation.loss
+    if settings.stage == "pretrain":  # its context is shorter than the documents with needles
         return Figures(loss=loss)
     count = lambda text: len(tokenizer.encode(text, specials=False))  # noqa: E731
-    begin = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
+    bos_ids = [tokenizer.token_to_id(token) or 0 for token in settings.corpus.bos_tokens]
     tasks = NEEDLES.tasks(SourceContext(count_tokens=count))
-    needles = needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
+    recall = needle_recall(network, tokenizer, tasks, begin=bos_ids, dense=dense)
     if dense:
-        return Figures(loss=loss, needles=needles)
+        return Figures(loss=loss, needle_recall=recall)
     batches = iter_validation_batches(corpus, network, context=context, tokens=100_000)
-    long = next(
+    batch = next(
         b for _, b in batches if max(span.keys for span in b.attn_metadata.spans) > context // 2
     )
     return Figures(
         loss=loss,
-        needles=needles,
-        recall=tuple(layer.mass for layer in measure_indexer_recall(network, long)),
+        needle_recall=recall,
+        indexer_recall=tuple(layer.mass for layer in measure_indexer_recall(network, batch)),
     )
 
 
-def _all(work: Iterable[tuple[str, Path, str]], jobs: int) -> None:
+def _train_all(runs_to_train: Iterable[tuple[str, Path, str]], jobs: int) -> None:
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda item: trained(*item), work))
+        list(pool.map(lambda item: train(*item), runs_to_train))
 
 
 def claims(
     runs: Path = Path("runs/proofs"),
     jobs: int = 2,
     seeds: Sequence[int] = SEEDS,
-    proofs: Sequence[str] = ("stages", "optimizer", "mtp"),
+    names: Sequence[str] = ("stages", "optimizer", "mtp"),
 ) -> list[Claim]:
-    made = {"stages": stage_claims, "optimizer": optimizer_claims, "mtp": mtp_claims}
-    return [claim for proof in proofs for claim in made[proof](runs / proof, jobs, seeds)]
+    ablations = {"stages": stage_claims, "optimizer": optimizer_claims, "mtp": mtp_claims}
+    return [claim for name in names for claim in ablations[name](runs / name, jobs, seeds)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    proofs = ("stages", "optimizer", "mtp")
-    parser.add_argument("proofs", nargs="*", metavar="proof", help=", ".join(proofs))
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    names = ("stages", "optimizer", "mtp")
+    parser.add_argument("names", nargs="*", metavar="ablation", help=", ".join(names))
+    parser.add_argument("--jobs", type=int, default=2, help="concurrent runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/proofs"))
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     options = parser.parse_args()
-    if unknown := set(options.proofs) - set(proofs):
-        parser.error(f"unknown proof {', '.join(sorted(unknown))}; there are {', '.join(proofs)}")
-    print_claims(claims(options.runs, options.jobs, options.seeds, options.proofs or proofs))
+    if unknown := set(options.names) - set(names):
+        parser.error(
+            f"unknown ablation {', '.join(sorted(unknown))}; choose from {', '.join(names)}"
+        )
+    print_claims(claims(options.runs, options.jobs, options.seeds, options.names or names))
 
 
 if __name__ == "__main__":
