@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from paddock.checkpoint import CheckpointError, load_gguf, load_pretrained, save_pretrained
 from paddock.model.config import RopeScaling
 from paddock.model.kv_cache import GrowingCache
-from tests.checkpoint.peers import (
+from tests.checkpoint.transformers_models import (
     DENSE,
     TOLERANCE,
     distance,

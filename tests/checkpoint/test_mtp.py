@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
 from paddock.model.config import IndexerSettings
-from tests.checkpoint.peers import (
+from tests.checkpoint.transformers_models import (
     LATENT,
     SPARSE,
     TOLERANCE,

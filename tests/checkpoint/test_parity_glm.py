@@ -14,7 +14,7 @@ from paddock.model.config import (
     ModelConfig,
     MoESettings,
 )
-from tests.checkpoint.peers import (
+from tests.checkpoint.transformers_models import (
     SPARSE,
     TOLERANCE,
     VOCAB,

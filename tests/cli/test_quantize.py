@@ -24,7 +24,7 @@ from paddock.quant.layer_quantizer import text_digest
 from paddock.text import Tokenizer
 from paddock.train import train
 from tests.cli.plans import plan_in
-from tests.quant.elsewhere import ELSEWHERE, Pretending
+from tests.quant.fake_device import ELSEWHERE, Pretending
 from tests.train.tiny import network_folder, run_in, settings
 
 QUICK = ["--set", "n_grid=2", "--set", "calibration_rows=16"]

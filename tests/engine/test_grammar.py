@@ -11,7 +11,7 @@ from paddock.engine.grammar import GrammarCache
 from paddock.engine.grammar_worker import compile_workers
 from paddock.records import Grammar, SamplingParams
 from paddock.text import SpecialToken
-from tests.engine.nets import engine, network
+from tests.engine.networks import engine, network
 from tests.engine.test_requests import ids, serving, tokenizer
 
 pytest.importorskip("xgrammar", reason="the extra 'grammar' is not installed")

@@ -13,7 +13,7 @@ from paddock.engine.stop_strings import StopStringChecker
 from paddock.engine.thinking_budget import ThinkingBudget
 from paddock.records import LogitBias, SamplingParams
 from paddock.text import SpecialToken, Tokenizer, train_tokenizer
-from tests.engine.nets import (
+from tests.engine.networks import (
     answers_at_once,
     assert_greedy,
     engine,

@@ -17,7 +17,7 @@ from paddock.engine.sampler import (
     random_bits,
 )
 from paddock.records import LogitBias, SamplingParams
-from tests.engine.nets import engine
+from tests.engine.networks import engine
 from tests.model.networks import born, latent_config
 
 VOCAB = 20

@@ -8,7 +8,7 @@ import pytest
 
 from paddock.engine import InvalidRequestError, Request
 from paddock.records import SamplingParams
-from tests.engine.nets import answers_at_once, copy_of, engine, greedy, network, prompts
+from tests.engine.networks import answers_at_once, copy_of, engine, greedy, network, prompts
 from tests.model.networks import VOCAB, born, latent_config
 
 

@@ -10,7 +10,7 @@ import torch
 
 from paddock.kernels.index_scores import index_scores
 from tests.kernels.compiled import Machine, compiled
-from tests.kernels.scoring import CASES, TABLES, rows_of
+from tests.kernels.index_scores_cases import CASES, TABLES, rows_of
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory):
     file = tmp_path_factory.mktemp("scores") / "scores.pt"
-    command = [sys.executable, "-m", "tests.kernels.scoring", str(file)]
+    command = [sys.executable, "-m", "tests.kernels.index_scores_cases", str(file)]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
     return torch.load(file)
 

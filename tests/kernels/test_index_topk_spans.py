@@ -7,7 +7,7 @@ from paddock.kernels.index_scores import IndexKeys, to_float8
 from paddock.kernels.index_scores.blocks import MANY, blocks
 from paddock.kernels.spans import Span
 from paddock.kernels.topk import index_topk, index_topk_paged, index_topk_varlen
-from tests.kernels.scoring import CASES, TABLES, packed, rows_of
+from tests.kernels.index_scores_cases import CASES, TABLES, packed, rows_of
 
 CPU = torch.device("cpu")
 

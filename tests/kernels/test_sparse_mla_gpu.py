@@ -10,7 +10,7 @@ import torch
 
 from paddock.kernels.sparse_mla import fused, reference, sparse_mla
 from paddock.kernels.sparse_mla.problem import Problem
-from tests.kernels.sparse_cases import LENGTHS, Case, exact
+from tests.kernels.sparse_mla_cases import LENGTHS, Case, exact
 
 pytestmark = pytest.mark.gpu
 

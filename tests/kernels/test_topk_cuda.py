@@ -15,7 +15,7 @@ import pytest
 
 from paddock.kernels import compile as compiling
 from paddock.kernels.topk import cuda
-from tests.kernels.rows import KINDS, by_hand
+from tests.kernels.topk_cases import KINDS, by_hand
 
 HERE = Path(__file__).parent
 SOURCE = Path(cuda.__file__).with_name("topk.cu")

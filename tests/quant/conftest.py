@@ -3,7 +3,7 @@
 import pytest
 
 from paddock.quant import quantize_folder
-from tests.quant.texts import QUICK, folder_of, network, text
+from tests.quant.tiny import QUICK, folder_of, network, text
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from paddock.quant import RECIPES, quantize_folder
 from paddock.quant.qat import fake_quantize, int4, int4_group32
 from paddock.quant.w4a8 import QuantizationArgs, quantize
 from paddock.train.master_weights import MasterWeights
-from tests.quant.texts import network
+from tests.quant.tiny import network
 
 
 def test_experts_alone_are_rounded_and_not_those_of_the_mtp_layer():

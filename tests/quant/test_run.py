@@ -18,9 +18,9 @@ from paddock.quant import run as running
 from paddock.quant.quantized_layers import QuantizedExperts, QuantizedLinear
 from paddock.quant.rotate import RotatedMTP
 from paddock.quant.w4a8 import QuantizationArgs, quantize
-from tests.engine.nets import engine, greedy, prompts
+from tests.engine.networks import engine, greedy, prompts
 from tests.model.networks import born, grouped_config, tokens
-from tests.quant.texts import QUICK, folder_of, network, simulated, text
+from tests.quant.tiny import QUICK, folder_of, network, simulated, text
 
 SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
 

@@ -19,7 +19,7 @@ from paddock.engine import (
 from paddock.rollout.client import EngineUnavailableError, InProcessClient
 from paddock.rollout.replica_pool import Replica, ReplicaPool
 from paddock.rollout.task_health import RunAbortedError
-from tests.engine.nets import engine, greedy, network
+from tests.engine.networks import engine, greedy, network
 from tests.model.networks import born, latent_config
 from tests.rollout.test_fleet import QUICK, SAMPLING, Fake, ask, replicas
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from paddock.serve.load_balancer import rendezvous_order
-from tests.engine.nets import frozen_once_begun
+from tests.engine.networks import frozen_once_begun
 from tests.patience import until
 from tests.serve.live import serving
 

@@ -18,7 +18,7 @@ from paddock.checkpoint.weight_sync import (
     weight_digests,
 )
 from paddock.engine import EngineWeightUpdater
-from tests.engine.nets import frozen_once_begun
+from tests.engine.networks import frozen_once_begun
 from tests.patience import until
 from tests.serve.live import serving
 from tests.serve.test_peers import free_port

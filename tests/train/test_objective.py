@@ -7,7 +7,7 @@ from paddock.train.objective import LanguageModelObjective
 from paddock.train.settings import AuxLossSettings
 from paddock.train.stages import STAGES
 from tests.model.networks import born, latent_config
-from tests.train.test_batch import batch_of
+from tests.train.test_micro_batch import batch_of
 
 BATCH = batch_of(14, 5, 9, 1)
 

@@ -33,7 +33,7 @@ from paddock.train.settings import AuxLossSettings, OptimSettings
 from paddock.train.stages import STAGES, stage_spec
 from paddock.train.trainer import Trainer, TrainingError
 from tests.model.networks import born, grouped_config, latent_config
-from tests.train.test_batch import batch_of
+from tests.train.test_micro_batch import batch_of
 from tests.train.test_resume import assert_same_weights, quiet, weights
 from tests.train.tiny import network_folder, run_in, settings
 

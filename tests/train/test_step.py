@@ -7,7 +7,7 @@ from paddock.train.settings import AuxLossSettings, ComputeSettings
 from paddock.train.stages import STAGES
 from paddock.train.trainer import Trainer, TrainingError
 from tests.model.networks import born, latent_config
-from tests.train.test_batch import batch_of
+from tests.train.test_micro_batch import batch_of
 from tests.train.tiny import settings
 
 
