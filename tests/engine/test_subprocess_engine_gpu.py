@@ -25,7 +25,7 @@ def sparse():
 
 def assert_says(found, serving, version):
     for prompt in PROMPTS:
-        done = asyncio.run(found.respond(greedy(prompt, 16))).completion
+        done = asyncio.run(found.async_generate(greedy(prompt, 16))).completion
         assert_greedy(serving, prompt, done)
         assert [segment.version for segment in done.versions] == [version]
 

@@ -30,7 +30,7 @@ def test_a_trainer_broadcasts_over_nccl(serving):
     reload = EngineWeightUpdater(serving, timeout_s=60)
     with trainer(world=2, backend="nccl") as (orders, port):
         reload.init_group(Group(port, 1, backend="nccl"))
-        serving.answers(map(greedy, PROMPTS))
+        serving.generate_outputs(map(greedy, PROMPTS))
         serving.pause("retract")
         for names in buckets(3):
             orders.send(names)

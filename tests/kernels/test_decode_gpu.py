@@ -68,7 +68,7 @@ def test_rows_beyond_two_billion_numbers():
 def test_a_graph_follows_lengths_pages_and_choices(chosen):
     case = Decode(((700,), (300,)), kept=64 if chosen else None, size=16, **GLM5)
     query, row, pages, shown = case.inputs(torch.bfloat16, "cuda")
-    pages = BlockTable(pages.page_BP.int(), pages.size)
+    pages = BlockTable(pages.page_BP.int(), pages.page_size)
     row = row.nan_to_num(nan=1.0)  # every page will be someone's
 
     def attend():

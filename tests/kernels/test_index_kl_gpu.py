@@ -88,7 +88,7 @@ def test_blocks_change_nothing(name, monkeypatch):
 def test_the_door_chooses(monkeypatch):
     """The twin for halves; the reference for others, and where the twin is switched off."""
     asked = []
-    for name in ("index_kl", "index_kl_kept"):
+    for name in ("index_kl", "index_kl_topk"):
         plain = getattr(reference, name)
         monkeypatch.setattr(reference, name, lambda *x, f=plain: asked.append(1) or f(*x))
     dense, kept = LARGE["small"], replace(LARGE["small kept"], gaps=False)

@@ -275,7 +275,7 @@ def test_a_table_of_sequences_chooses_what_the_reference_chooses(queries, size, 
     found = index_topk_paged(*inputs)
     here = [x.cpu() if isinstance(x, torch.Tensor) else x for x in inputs]
     here[1] = IndexKeys(keys.row_SD.cpu(), None, None if scale is None else scale.cpu())
-    here[3] = BlockTable(pages.page_BP.cpu(), pages.size)
+    here[3] = BlockTable(pages.page_BP.cpu(), pages.page_size)
     assert torch.equal(found.cpu(), reference.index_topk_paged(*here))
 
 

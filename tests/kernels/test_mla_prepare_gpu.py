@@ -121,7 +121,7 @@ def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
         taken.append(self.layer)
         return plain(self, *args, **kwargs)
 
-    monkeypatch.setattr(MLA, "prepared", counted)
+    monkeypatch.setattr(MLA, "prepare_decode", counted)
     chance = torch.Generator().manual_seed(1)
     asked = [
         tuple(torch.randint(0, 32_000, (40 + 30 * i,), generator=chance).tolist()) for i in range(4)
