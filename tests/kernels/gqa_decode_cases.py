@@ -1,5 +1,5 @@
-"""Grouped attention behind a past, and what the twin makes of it when Triton's interpreter runs it
-in float32.
+"""Cases of grouped-query attention over a KV cache, and their results in Triton's interpreter in
+float32.
 
     TRITON_INTERPRET=1 python -m tests.kernels.gqa_decode_cases FILE
 
@@ -30,10 +30,10 @@ class Heads:
 
     def tensors(self, queries, keys, dtype, device):
         """query, key, value; keys and values are columns of something wider."""
-        chance = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
 
         def rows(*shape):
-            return torch.randn(shape, generator=chance).to(dtype).to(device)
+            return torch.randn(shape, generator=rng).to(dtype).to(device)
 
         key = rows(keys, self.groups, self.dim + 16)[..., 16:]
         value = rows(keys, self.groups, self.value + 16)[..., : self.value]
@@ -42,13 +42,13 @@ class Heads:
 
 @dataclass(frozen=True)
 class Decode(Heads):
-    """Sequences of different lengths, their keys strewn over a storage in pages."""
+    """Sequences of different lengths, their keys scattered over pages of a KV cache."""
 
     visible: tuple[tuple[int, ...], ...] = ()
     size: int = 4
 
     def inputs(self, dtype=torch.float32, device="cpu"):
-        """Behind a sequence's last page stands a page full of large numbers."""
+        """Block table entries after a sequence's last page name a page full of large numbers."""
         visible = torch.tensor(self.visible)
         B, Q = visible.shape
         P = -(-int(visible.max()) // self.size) + 1
@@ -78,15 +78,15 @@ class Decode(Heads):
 
 @dataclass(frozen=True)
 class Continued(Heads):
-    """Spans by their queries and keys. Queries and keys stand in the order of the spans, or the
-    other way round."""
+    """Spans by their queries and keys. Queries and keys are in the order of the spans, or in
+    reverse order."""
 
     runs: tuple[tuple[int, int], ...] = ()
     backwards: bool = False
 
     @property
     def spans(self):
-        made, query, key = [], 0, 3  # nobody's keys first
+        made, query, key = [], 0, 3  # the first keys belong to no span
         for queries, keys in reversed(self.runs) if self.backwards else self.runs:
             made.append(Span(query, queries, key, keys))
             query, key = query + queries, key + keys
@@ -147,7 +147,7 @@ SPANS = {
     "seven heads": Continued(heads=7, groups=1, dim=64, value=64, runs=((10, 30), (9, 9), (2, 80))),
     "odd widths": Continued(heads=4, groups=4, dim=80, value=40, runs=((70, 90), (3, 66))),
 }
-# With a long document or two, which go elsewhere: see the test.
+# With long whole documents, which go to dense attention: see the test.
 LONG = replace(
     SPANS["whole and continued"], runs=((40, 40), (3, 90), (65, 65), (70, 200), (64, 64))
 )
@@ -172,8 +172,8 @@ if __name__ == "__main__":
     }
     tiles.LONG = 64
     found["long"] = LONG.attended(fused, LONG.inputs())
-    # Large tiles, and a document that goes elsewhere while others have parts: only longer spans
-    # would get them.
+    # Large tiles, and split keys while one document goes to dense attention: by default only
+    # longer spans get them.
     tiles.plan.cache_clear()
     tiles.ENOUGH, tiles.LONG = 1, 1 << 30
     found["large tiles"] = LONG.attended(fused, LONG.inputs())

@@ -1,9 +1,9 @@
-"""Packed steps to score, and a program that scores them with Triton's interpreter.
+"""Cases of index scores over packed steps, and their results in Triton's interpreter.
 
     TRITON_INTERPRET=1 python -m tests.kernels.index_scores_cases FILE
 
 Triton decides when it is imported whether it compiles or interprets, so interpreting needs a
-process of its own. T queries, S keys, H heads, D head dim.
+separate process. T queries, S keys, H heads, D head dim.
 """
 
 import sys
@@ -19,7 +19,7 @@ from paddock.kernels.workspace import ACCELERATOR_SCRATCH_BYTES
 
 
 def packed(*documents: tuple[int, int]) -> tuple[Span, ...]:
-    """(past, new tokens) of every document, side by side."""
+    """Spans of packed documents, each given as (past, new tokens)."""
     spans, query, key = [], 0, 0
     for past, queries in documents:
         spans.append(Span(query, queries, key, past + queries))
@@ -33,7 +33,7 @@ class Case:
     k: int = 4
     heads: int = 3
     dim: int = 16
-    scattered: bool = False  # keys lie in slots of a larger storage
+    scattered: bool = False  # keys are in slots of a larger cache
     scaled: bool = False
     budget: int = ACCELERATOR_SCRATCH_BYTES
 
@@ -44,16 +44,16 @@ class Case:
     def inputs(
         self, dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> tuple[torch.Tensor, IndexKeys, torch.Tensor]:
-        """The same numbers every time, whatever the device."""
-        chance = torch.Generator().manual_seed(0)
+        """The same numbers on every device."""
+        rng = torch.Generator().manual_seed(0)
         T = max(span.query + span.queries for span in self.spans)
         S = max(span.key + span.keys for span in self.spans)
         rows = 2 * S if self.scattered else S
-        query = torch.randn(T, self.heads, self.dim, generator=chance)
-        row = torch.randn(rows, self.dim, generator=chance)
-        weight = torch.randn(T, self.heads, generator=chance) / self.heads
-        slot = torch.randperm(rows, generator=chance)[:S] if self.scattered else None
-        scale = torch.rand(rows, generator=chance) + 0.5 if self.scaled else None
+        query = torch.randn(T, self.heads, self.dim, generator=rng)
+        row = torch.randn(rows, self.dim, generator=rng)
+        weight = torch.randn(T, self.heads, generator=rng) / self.heads
+        slot = torch.randperm(rows, generator=rng)[:S] if self.scattered else None
+        scale = torch.rand(rows, generator=rng) + 0.5 if self.scaled else None
         keys = IndexKeys(
             row.to(dtype).to(device),
             None if slot is None else slot.to(device),
@@ -67,7 +67,7 @@ CASES = {
     "packed documents, tiles that are not full": Case(packed((0, 70), (0, 1), (0, 129), (0, 64))),
     "a past": Case(packed((300, 70)), k=20),
     "decoding": Case(packed((200, 1), (5, 1), (129, 2), (600, 1))),
-    "decoding beside prefill": Case(packed((200, 1), (0, 130), (40, 1), (10, 9))),
+    "decode with prefill": Case(packed((200, 1), (0, 130), (40, 1), (10, 9))),
     "slots": Case(packed((100, 66), (300, 1)), scattered=True),
     "scales": Case(packed((0, 80), (140, 3)), scaled=True),
     "slots and scales": Case(packed((0, 80), (140, 3)), scattered=True, scaled=True),
@@ -78,7 +78,7 @@ CASES = {
 
 
 def scored(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
-    """Triton's scores, a row per query: what was not written is NaN. [queries, widest block]"""
+    """Triton's scores, a row per query; entries not written are NaN. [queries, widest block]"""
     from paddock.kernels.index_scores.triton import scores
 
     inputs = case.inputs(dtype, device)
@@ -93,7 +93,7 @@ def scored(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu") 
 
 
 def rows_of(spans):
-    """Query, first key and number of keys of every row of the answer."""
+    """Query, first key and number of keys of every row of the result."""
     for span in spans:
         for i in range(span.queries):
             yield span.query + i, span.key, span.past + i + 1
@@ -101,7 +101,7 @@ def rows_of(spans):
 
 @dataclass(frozen=True)
 class Table:
-    """One step of decoding: sequences of different lengths, their keys strewn over a storage."""
+    """A decode step: sequences of different lengths, their keys scattered over a KV cache."""
 
     visible_BQ: tuple[tuple[int, ...], ...]
     columns: int
@@ -109,20 +109,20 @@ class Table:
     heads: int = 3
     dim: int = 16
     scaled: bool = False
-    size: int = 1  # keys of a page
+    size: int = 1  # keys per page
 
     def inputs(self, dtype: torch.dtype = torch.float32, device: str = "cpu"):
         """query_NHD, keys, weight_NH, pages, visible_BQ. Unused pages point at NaN."""
-        chance = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
         B, Q, M = len(self.visible_BQ), len(self.visible_BQ[0]), self.columns
-        query = torch.randn(B * Q, self.heads, self.dim, generator=chance)
+        query = torch.randn(B * Q, self.heads, self.dim, generator=rng)
         P = -(-M // self.size)
-        row = torch.randn((B * P + 1) * self.size, self.dim, generator=chance)
+        row = torch.randn((B * P + 1) * self.size, self.dim, generator=rng)
         row[-self.size :] = float("nan")
-        weight = torch.randn(B * Q, self.heads, generator=chance) / self.heads
-        scale = torch.rand(len(row), generator=chance) + 0.5 if self.scaled else None
+        weight = torch.randn(B * Q, self.heads, generator=rng) / self.heads
+        scale = torch.rand(len(row), generator=rng) + 0.5 if self.scaled else None
         visible = torch.tensor(self.visible_BQ)
-        page = torch.randperm(B * P, generator=chance).view(B, P)
+        page = torch.randperm(B * P, generator=rng).view(B, P)
         page[torch.arange(P) * self.size >= visible.amax(1, keepdim=True)] = B * P
         pages = BlockTable(page.to(device), self.size)
         keys = IndexKeys(
@@ -131,7 +131,7 @@ class Table:
         return query.to(dtype).to(device), keys, weight.to(device), pages, visible.to(device)
 
     def as_spans(self, keys: IndexKeys, pages: BlockTable) -> tuple[IndexKeys, tuple[Span, ...]]:
-        """Every query as a span of its own."""
+        """Each query as one span."""
         spans = tuple(
             Span(b * len(row) + q, 1, b * pages.max_keys, visible)
             for b, row in enumerate(self.visible_BQ)

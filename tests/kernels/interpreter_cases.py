@@ -1,10 +1,10 @@
-"""Triton twins against their references, run by Triton's interpreter in float32.
+"""Triton kernels against their references, run by Triton's interpreter in float32.
 
     TRITON_INTERPRET=1 python -m tests.kernels.interpreter_cases FILE
 
 Triton decides when it is imported whether it compiles or interprets, so interpreting needs a
-process of its own. FILE receives, as JSON, how far every case is from its float64 reference: the
-result and each gradient by relative norm.
+separate process. FILE receives, as JSON, the distance of every case from its float64 reference:
+of the result and of each gradient, by relative norm.
 """
 
 import json
@@ -28,11 +28,12 @@ def error(found, exact):
     return float((found.detach().double() - exact).norm() / exact.norm().clamp_min(1e-30))
 
 
-def distances(twin, reference, *leaves):
-    """Of the results of both, and of the gradients of all leaves under one random gradient."""
+def distances(kernel, reference, *leaves):
+    """Relative errors of the result and of the gradients of all leaves, for one random upstream
+    gradient."""
     leaves = [x.detach().requires_grad_() for x in leaves]
     exact = [x.detach().double().requires_grad_() for x in leaves]
-    found, expected = twin(*leaves), reference(*exact)
+    found, expected = kernel(*leaves), reference(*exact)
     above = torch.randn_like(found)
     grads = torch.autograd.grad(found, leaves, above)
     exact_grads = torch.autograd.grad(expected, exact, above.double())
@@ -49,7 +50,8 @@ def documents(*lengths):
 
 
 def chosen(spans, k):
-    """Ascending choices of queries that see more than k keys; some keep fewer, the rest -1."""
+    """Ascending top-k indices of queries that see more than k keys; some keep fewer, padded with
+    -1."""
     index = torch.full((spans[-1].query + spans[-1].queries, k), -1, dtype=torch.int32)
     for span in spans:
         for i in range(k, span.queries):
@@ -63,7 +65,7 @@ def attention(spans, index, heads=(2, 2), dim=16, value=16):
     from paddock.kernels.dense_attention import packed, reference
 
     T = sum(span.keys for span in spans)
-    # Columns of something wider, as values are of what the up-projection makes.
+    # Column slices of a wider tensor, like values in the output of the up-projection.
     leaves = (
         torch.randn(T, heads[0], dim),
         torch.randn(T, heads[1], dim + 8)[..., 8:],
@@ -83,26 +85,26 @@ def attention(spans, index, heads=(2, 2), dim=16, value=16):
 
 
 @case
-def kept_keys_of_documents_that_end_within_a_tile():
+def topk_attention_with_documents_ending_within_a_tile():
     spans = documents(130, 1, 20)
     return attention(spans, chosen(spans, 4))
 
 
 @case
-def kept_keys_of_wide_heads_shared_by_groups():
+def topk_attention_with_wide_grouped_heads():
     spans = documents(70, 33)
     return attention(spans, chosen(spans, 7), heads=(2, 1), dim=72, value=80)
 
 
 @case
-def kept_keys_of_heads_beyond_128():
+def topk_attention_with_heads_wider_than_128():
     spans = documents(40)
     return attention(spans, chosen(spans, 3), heads=(1, 1), dim=136, value=20)
 
 
 @case
-def kept_keys_where_tiles_are_left_out():
-    """Queries from 128 on look only at what is near: the first tile of keys is theirs no more."""
+def topk_attention_with_skipped_tiles():
+    """Queries from 128 on keep only near keys and skip the first tile of keys."""
     from paddock.kernels.dense_attention.packed import KeyBlockMask
 
     spans = documents(270)
@@ -118,12 +120,12 @@ def kept_keys_where_tiles_are_left_out():
 
 
 @case
-def whole_documents():
+def causal_attention():
     return attention(documents(130, 1, 40), None, dim=24)
 
 
 @case
-def whole_documents_of_wide_heads():
+def causal_attention_with_wide_heads():
     return attention(documents(200, 70), None, heads=(1, 1), dim=72, value=16)
 
 
@@ -165,34 +167,34 @@ def rotation(layout, dims, first):
 
 
 @case
-def interleaved_pairs():
+def rope_interleaved():
     return rotation("interleaved", 8, 0)
 
 
 @case
-def interleaved_pairs_between_others():
+def rope_interleaved_on_some_dims():
     return rotation("interleaved", 16, 5)
 
 
 @case
-def halves():
+def rope_halves():
     return rotation("halves", 8, 0)
 
 
 @case
-def halves_behind_others():
+def rope_halves_on_last_dims():
     return rotation("halves", 20, 12)
 
 
 @case
-def gated_activation():
+def swiglu_of_two_tensors():
     from paddock.kernels.swiglu import fused, reference
 
     return distances(fused.swiglu, reference.swiglu, torch.randn(9, 20), torch.randn(9, 20))
 
 
 @case
-def gated_activation_of_one_tensor():
+def silu_and_mul_of_one_tensor():
     from paddock.kernels.swiglu import fused, reference
 
     return distances(
@@ -201,7 +203,7 @@ def gated_activation_of_one_tensor():
 
 
 @case
-def experts_are_chosen_by_the_rule():
+def expert_topk_follows_the_tie_rule():
     from paddock.kernels.expert_topk import fused
     from paddock.kernels.topk import topk_indices
 
@@ -222,7 +224,7 @@ def order_of(tokens, experts, k):
 
 
 @case
-def rows_are_sorted_by_expert_and_then_by_token():
+def rows_are_sorted_by_expert_then_token():
     from paddock.kernels.moe_permute import fused, reference
 
     expert = order_of(300, 10, 3)
@@ -235,7 +237,7 @@ def rows_are_sorted_by_expert_and_then_by_token():
 
 
 @case
-def few_rows_are_sorted_at_once():
+def few_rows_are_sorted_in_one_block():
     from paddock.kernels.moe_permute import fused, reference
 
     expert = order_of(40, 10, 3)
@@ -245,7 +247,7 @@ def few_rows_are_sorted_at_once():
 
 
 @case
-def rows_spread():
+def permute():
     from paddock.kernels.moe_permute import fused, reference
 
     order = reference.sort_by_expert(order_of(40, 5, 3), 5)
@@ -257,7 +259,7 @@ def rows_spread():
 
 
 @case
-def answers_gathered():
+def unpermute():
     from paddock.kernels.moe_permute import fused, reference
 
     order = reference.sort_by_expert(order_of(40, 5, 3), 5)
@@ -281,18 +283,18 @@ def experts_of(tokens, experts, k, hidden=20, inner=24):
 
 
 @case
-def one_token_meets_its_experts():
+def fused_experts_of_one_token():
     return experts_of(1, 8, 3)
 
 
 @case
-def few_tokens_meet_their_experts():
+def fused_experts_of_few_tokens():
     """An expert has at most one row of a token: 40 rows of two experts are three blocks each."""
     return experts_of(40, 2, 2) + experts_of(37, 9, 4, hidden=130, inner=40)
 
 
 @case
-def rows_of_few_experts_stand_in_blocks():
+def fused_experts_plan_covers_every_row_once():
     from paddock.kernels.fused_experts.triton import BM, plan
 
     expert = torch.cat((torch.randint(0, 7, (60,)), torch.full((40,), 3)))
@@ -306,7 +308,7 @@ def rows_of_few_experts_stand_in_blocks():
     return [float(wrong), float(len(missing)), float((rows >= 0).sum() - 100)]
 
 
-def loss(target, temperature):
+def cross_entropy_distances(target, temperature):
     from paddock.kernels.linear_cross_entropy import fused, reference
 
     chunk = 4 * 50 * 6  # bytes: six rows at a time
@@ -319,20 +321,20 @@ def loss(target, temperature):
 
 
 @case
-def loss_of_every_token():
-    return loss(torch.randint(50, (23,)), 1.0)
+def cross_entropy_of_every_token():
+    return cross_entropy_distances(torch.randint(50, (23,)), 1.0)
 
 
 @case
-def loss_of_some_tokens_at_a_temperature():
+def cross_entropy_with_ignored_tokens_and_temperature():
     target = torch.randint(50, (23,))
     target[3:9] = -100
-    return loss(target, 0.7)
+    return cross_entropy_distances(target, 0.7)
 
 
 @case
-def a_network_that_uses_them_all():
-    """Each twin at its place in the network: every op is told that its twin suits."""
+def transformer_with_all_kernels():
+    """Every kernel inside a network: each op is made to choose its kernel."""
     from paddock.kernels import (
         dense_attention,
         expert_topk,
@@ -345,7 +347,7 @@ def a_network_that_uses_them_all():
     )
     from paddock.model import AttentionMetadata
     from paddock.model.config import IndexerSettings
-    from tests.model.networks import born, latent_config, tokens
+    from tests.model.networks import build_network, latent_config, tokens
 
     used = set()
 
@@ -367,15 +369,15 @@ def a_network_that_uses_them_all():
         grads = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
         return found, grads
 
-    found, grads = gradients(born(config))
+    found, grads = gradients(build_network(config))
     assert len(used) == 9, used
     dense_attention.packed.suits = lambda *_: False
     moe_permute.fused.sorts = moe_permute.fused.moves = lambda *_: False
     for op in (expert_topk, linear_cross_entropy, norm, rope, swiglu, linear_fp32):
         op.fused.suits = lambda *_: False
-    exact, exact_grads = gradients(born(config).double())
+    exact, exact_grads = gradients(build_network(config).double())
     assert grads.keys() == exact_grads.keys()
-    # Many layers of float32 between the two.
+    # float32 errors add up over many layers.
     return [0.2 * error(found, exact)] + [0.2 * error(grads[n], exact_grads[n]) for n in grads]
 
 

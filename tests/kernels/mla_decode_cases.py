@@ -1,8 +1,8 @@
-"""Steps of decoding, and what the twin makes of them when Triton's interpreter runs it in float32.
+"""Cases of MLA decoding, and their results in Triton's interpreter in float32.
 
     TRITON_INTERPRET=1 python -m tests.kernels.mla_decode_cases FILE
 
-B sequences, Q queries each, N = B * Q, H heads, C row width, V value columns, K chosen keys.
+B sequences, Q queries each, N = B * Q, H heads, C row width, V value columns, K selected keys.
 """
 
 import sys
@@ -15,42 +15,42 @@ from paddock.kernels.block_table import BlockTable
 
 @dataclass(frozen=True)
 class Decode:
-    """Sequences of different lengths, their rows strewn over a storage in pages."""
+    """Sequences of different lengths, their latent KV entries scattered over pages."""
 
     visible_BQ: tuple[tuple[int, ...], ...]
     heads: int = 3
     width: int = 24
     value: int = 16
     size: int = 4
-    kept: int | None = None  # keys that are chosen; None: all are seen
+    kept: int | None = None  # number of selected keys; None: all keys are visible
     scale: float = 0.3
 
     def inputs(self, dtype: torch.dtype = torch.float32, device: str = "cpu"):
-        """query_BQHC, row_SC, pages, and visible_BQ or index_NK. Pages that no sequence has are
-        full of large numbers or, where none but chosen rows may be touched, of NaN."""
-        chance = torch.Generator().manual_seed(0)
+        """query_BQHC, row_SC, pages, and visible_BQ or index_NK. Unused pages are full
+        of large numbers or, where only selected rows may be read, of NaN."""
+        rng = torch.Generator().manual_seed(0)
         visible = torch.tensor(self.visible_BQ)
         B, Q = visible.shape
         P = -(-int(visible.max()) // self.size) + 1
-        query = torch.randn(B, Q, self.heads, self.width, generator=chance)
-        row = torch.randn((B * P + 1) * self.size, self.width, generator=chance)
+        query = torch.randn(B, Q, self.heads, self.width, generator=rng)
+        row = torch.randn((B * P + 1) * self.size, self.width, generator=rng)
         row[-self.size :] = 1e3 if self.kept is None else float("nan")
-        page = torch.randperm(B * P, generator=chance).view(B, P)
+        page = torch.randperm(B * P, generator=rng).view(B, P)
         page[torch.arange(P) * self.size >= visible.amax(1, keepdim=True)] = B * P
         pages = BlockTable(page.to(device), self.size)
-        shown = visible if self.kept is None else self.choices(visible, chance)
+        shown = visible if self.kept is None else self.choices(visible, rng)
         return query.to(dtype).to(device), row.to(dtype).to(device), pages, shown.to(device)
 
-    def choices(self, visible: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-        """Ascending, -1 behind; a query that sees nothing beyond its first key chooses none."""
+    def choices(self, visible: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """Ascending, padded with -1; a query that sees only its first key selects none."""
         index = torch.full((visible.numel(), self.kept), -1, dtype=torch.int32)
         for n, seen in enumerate(visible.flatten().tolist()):
             count = min(self.kept, seen) if seen > 1 else 0
-            index[n, :count] = torch.randperm(seen, generator=chance)[:count].sort().values.int()
+            index[n, :count] = torch.randperm(seen, generator=rng)[:count].sort().values.int()
         return index
 
     def attended(self, module, inputs) -> torch.Tensor:
-        """[N, H, V] by the functions of one module: the reference's or the twin's."""
+        """[N, H, V] by the functions of one module: the reference's or the kernel's."""
         query, row, pages, shown = inputs
         how = {"scale": self.scale, "value": self.value}
         if self.kept is None:
@@ -76,9 +76,9 @@ CASES = {
     "pages of one": Decode(((33,), (70,)), size=1),
     "wide rows, many heads": Decode(((40,), (9,)), heads=70, width=72, value=64, size=16),
     "no columns but values": Decode(((40,), (9,)), width=16, size=16),
-    "chosen": Decode(((600,), (3,), (130,), (1,)), kept=200),
-    "chosen by drafts": Decode(((20, 21, 22), (298, 299, 300)), kept=150, size=16),
-    "chosen by many heads": Decode(((40,), (9,)), heads=70, width=72, value=64, kept=7),
+    "selected": Decode(((600,), (3,), (130,), (1,)), kept=200),
+    "selected by drafts": Decode(((20, 21, 22), (298, 299, 300)), kept=150, size=16),
+    "selected by many heads": Decode(((40,), (9,)), heads=70, width=72, value=64, kept=7),
 }
 
 

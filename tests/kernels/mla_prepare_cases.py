@@ -1,8 +1,8 @@
-"""Raw products of latent layers, and the twin that prepares them run by Triton's interpreter.
+"""Inputs of MLA decode preparation, and the kernel's results in Triton's interpreter.
 
     TRITON_INTERPRET=1 python -m tests.kernels.mla_prepare_cases FILE
 
-FILE receives what every case became.
+FILE receives the result of every case.
 """
 
 import sys
@@ -22,7 +22,7 @@ from paddock.kernels.mla_prepare import (
 
 @dataclass(frozen=True)
 class Prepare:
-    """`wide`: raw products are columns of something wider, as those of one product are."""
+    """`wide`: raw products are column slices of a wider tensor, as with fused projections."""
 
     tokens: int = 3
     latent: int = 24
@@ -39,20 +39,20 @@ class Prepare:
     slots: int = 70
 
     def inputs(self, dtype=torch.float32, device="cpu"):
-        chance = torch.Generator().manual_seed(self.tokens)
+        rng = torch.Generator().manual_seed(self.tokens)
 
         def random(*shape):
             if len(shape) == 2 and self.wide:
                 return random(shape[0], shape[1] + 16, 1)[:, 8:-8, 0]
-            drawn = torch.randn(shape, generator=chance, dtype=torch.float64)
+            drawn = torch.randn(shape, generator=rng, dtype=torch.float64)
             return drawn.to(device=device, dtype=dtype)
 
         T, P, IH = self.tokens, self.pairs, self.index_heads
         width = self.row + 2 * P
-        angle = torch.randn(T, P, generator=chance, dtype=torch.float64).to(device)
+        angle = torch.randn(T, P, generator=rng, dtype=torch.float64).to(device)
         kind = torch.float64 if dtype == torch.float64 else torch.float32
         angles = RotaryCosSin(angle.cos().to(kind), angle.sin().to(kind))
-        slot = torch.randperm(self.slots, generator=chance)[:T].to(device)
+        slot = torch.randperm(self.slots, generator=rng)[:T].to(device)
         latent = QueryLatentInput(
             random(T, self.latent), random(1, self.latent)[0].contiguous(), 1e-5
         )
@@ -76,11 +76,11 @@ class Prepare:
                 self.index_interleaved,
                 poisoned(self.slots, self.key, like=latent.raw_TQ),
             )
-            asked = random(T, IH * self.key).unflatten(1, (IH, self.key))
-            drawn = torch.randn(IH, self.hidden, generator=chance, dtype=torch.float64)
+            raw_index_query = random(T, IH * self.key).unflatten(1, (IH, self.key))
+            drawn = torch.randn(IH, self.hidden, generator=rng, dtype=torch.float64)
             drawn = drawn * self.hidden**-0.5
             index = IndexQueryInput(
-                asked,
+                raw_index_query,
                 self.index_interleaved,
                 random(T, self.hidden),
                 drawn.to(device=device, dtype=kind),
@@ -88,20 +88,20 @@ class Prepare:
             )
         return latent, row, key, angles, slot, queries, index
 
-    def prepared(self, twin, inputs):
-        """What `twin` makes of them, by name; what is not asked for is not there."""
+    def prepared(self, kernel, inputs):
+        """Results of the module `kernel` by name; optional results are missing if not computed."""
         latent, row, key, angles, slot, queries, index = inputs
         with torch.no_grad():
-            found = {"latent": twin.norm_rope_and_cache(latent, row, key, angles, slot)}
-            opinion = twin.rotate_queries(queries, angles, index)
+            found = {"latent": kernel.norm_rope_and_cache(latent, row, key, angles, slot)}
+            index_query = kernel.rotate_queries(queries, angles, index)
         found |= {"rows": row.stored_SC, "absorbed": queries.absorbed_THC}
         if key is not None:
-            found |= {"keys": key.stored_SD, "index": opinion[0], "weights": opinion[1]}
+            found |= {"keys": key.stored_SD, "index": index_query[0], "weights": index_query[1]}
         return found
 
 
 def changed(thing, name, change):
-    """A copy of an input whose tensors are what `change` makes of them, given their names."""
+    """A copy of an input with `change(name, tensor)` applied to its tensors."""
     if isinstance(thing, torch.Tensor):
         return change(name, thing)
     if not is_dataclass(thing):
@@ -111,7 +111,7 @@ def changed(thing, name, change):
 
 
 def exact(inputs):
-    """The same numbers in float64 on the CPU; storage as it is now, a copy of it."""
+    """The same numbers in float64 on the CPU; the cache is copied."""
 
     def widened(_, x):
         return x.to("cpu", torch.float64 if x.is_floating_point() else x.dtype, copy=True)
@@ -120,7 +120,7 @@ def exact(inputs):
 
 
 def first_token(inputs):
-    """Nobody beside it: names say which tensors have a row a token."""
+    """The inputs of the first token alone; names show which tensors have a row per token."""
 
     def cut(name, x):
         return x[:1] if name.split("_")[1].startswith("T") else x
@@ -148,7 +148,7 @@ CASES = {
 def main():
     from paddock.kernels.mla_prepare import fused
 
-    # Memory nobody has written to holds NaN then.
+    # Uninitialised memory then holds NaN.
     torch.use_deterministic_algorithms(True)
     found = {}
     for name, case in CASES.items():

@@ -1,4 +1,4 @@
-"""Matrices to orthogonalize, and what the Gram form makes of them by halves, interpreted.
+"""Matrices to orthogonalize, and the Gram form's results in float16 in Triton's interpreter.
 
 TRITON_INTERPRET=1 python -m tests.kernels.newton_schulz_cases FILE
 """
@@ -24,14 +24,14 @@ def _values(kind: str, count: int) -> Tensor:
 
 
 def matrix(kind: str, rows: int, columns: int, seed: int = 0) -> Tensor:
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=chance)
+        return torch.randn(shape, generator=rng)
 
     if kind == "noise":
         return normal(rows, columns)
-    if kind == "one loud entry":  # the others are near the end of float16's range
+    if kind == "one loud entry":  # the others are near float16's smallest numbers
         quiet = 1e-4 * normal(rows, columns) / max(rows, columns) ** 0.5
         return quiet.index_put_((torch.tensor(0), torch.tensor(0)), torch.tensor(1.0))
     if kind == "few directions":
@@ -61,7 +61,7 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Product:
-    """Of matrices that are neither symmetric nor commute: what lies above must not matter."""
+    """Factors are neither symmetric nor commute, so the upper triangle must not matter."""
 
     matrices: int
     rows: int
@@ -70,11 +70,11 @@ class Product:
     triple: tuple[float, float, float] | None = None
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        chance = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
         shape = (self.matrices, self.rows, self.depth)
         if self.tall:
             shape = (self.matrices, self.depth, self.rows)
-        left, right = (torch.randn(shape, generator=chance) for _ in range(2))
+        left, right = (torch.randn(shape, generator=rng) for _ in range(2))
         return (left.mT, right.mT) if self.tall else (left, right)
 
     def exact(self) -> Tensor:
@@ -126,14 +126,14 @@ STACKS = {
     "several leading dims": Stack((2, 1, 3, 20, 33), "tight"),
     **{f"{steps} steps": Stack((2, 40, 60), "tight", steps) for steps in (1, 2, 3, 4, 7)},
 }
-# What float16 makes of every kind of spectrum: shorter and longer side.
+# Shape of the matrices rounded to float16, one of each spectrum: shorter and longer side.
 ROUNDED = (100, 300)
 
 
 def main() -> None:
     from paddock.kernels.newton_schulz import fused
 
-    # What is not written is not a number.
+    # Entries not written are NaN.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     assert torch.empty(1).new_empty(3).isnan().all()

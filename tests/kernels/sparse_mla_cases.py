@@ -1,9 +1,9 @@
-"""Choices of rows to attend to, and a program that attends without a GPU.
+"""Cases of sparse MLA, and the kernels' results without a GPU.
 
     TRITON_INTERPRET=1 python -m tests.kernels.sparse_mla_cases FILE
 
 Triton decides when it is imported whether it compiles or interprets, so interpreting needs a
-process of its own. T queries, S rows, H heads, V value columns, R the columns after them, K slots.
+separate process. T queries, S rows, H heads, V value columns, R the columns after them, K slots.
 """
 
 import sys
@@ -13,7 +13,7 @@ import torch
 
 from paddock.kernels.sparse_mla.problem import Attended, Problem
 
-# How many keys the first queries have; the others have as many as there are slots.
+# Numbers of keys of the first queries; the others fill all slots.
 LENGTHS = (1, 0, 5, 63, 64, 65, 127, 128, 129, 150)
 SCALE = 0.11
 
@@ -26,33 +26,33 @@ class Case:
     V: int
     R: int
     K: int
-    shared: float = 0.0  # of a query's rows that its neighbour has too
+    shared: float = 0.0  # fraction of a query's rows that its neighbour selects too
     gaps: bool = False  # -1 between keys, not only after them
 
-    def index(self, chance: torch.Generator) -> torch.Tensor:
+    def index(self, rng: torch.Generator) -> torch.Tensor:
         index = torch.full((self.T, self.K), -1, dtype=torch.int32)
-        common = torch.randperm(self.S, generator=chance)[: int(self.shared * self.K)]
+        common = torch.randperm(self.S, generator=rng)[: int(self.shared * self.K)]
         for t in range(self.T):
-            own = torch.randperm(self.S, generator=chance)
+            own = torch.randperm(self.S, generator=rng)
             own = own[~torch.isin(own, common)]
             kept = torch.cat((common, own))[: self.K].sort().values
             kept = kept[: LENGTHS[t] if t < len(LENGTHS) else self.K]
             index[t, : len(kept)] = kept
         if self.gaps:
-            index[torch.rand(index.shape, generator=chance) < 0.2] = -1
+            index[torch.rand(index.shape, generator=rng) < 0.2] = -1
         return index
 
     def problem(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Problem:
-        """The same numbers every time, whatever the device."""
-        chance = torch.Generator().manual_seed(0)
-        query = torch.randn(self.T, self.H, self.V + self.R, generator=chance)
-        row = torch.randn(self.S, self.V + self.R, generator=chance)
-        index = self.index(chance).to(device)
+        """The same numbers on every device."""
+        rng = torch.Generator().manual_seed(0)
+        query = torch.randn(self.T, self.H, self.V + self.R, generator=rng)
+        row = torch.randn(self.S, self.V + self.R, generator=rng)
+        index = self.index(rng).to(device)
         return Problem(query.to(device, dtype), row.to(device, dtype), index, SCALE, self.V)
 
     def grad(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
-        chance = torch.Generator().manual_seed(1)
-        return torch.randn(self.T, self.H, self.V, generator=chance).to(device, dtype)
+        rng = torch.Generator().manual_seed(1)
+        return torch.randn(self.T, self.H, self.V, generator=rng).to(device, dtype)
 
 
 PLAIN = {
@@ -70,9 +70,9 @@ HOPPER = {
     "16 heads": Case(14, 300, 16, 128, 16, 200, shared=0.9),
     "8 heads": Case(11, 250, 8, 128, 16, 130, shared=0.5),
     "3 heads, gaps": Case(9, 250, 3, 128, 16, 160, gaps=True),
-    "no room for more than two tiles": Case(6, 400, 64, 512, 64, 330),
+    "shared memory for two tiles only": Case(6, 400, 64, 512, 64, 330),
 }
-# Whether sums are the same every time, and whether neighbours share a list.
+# Deterministic sums or not, and whether neighbouring queries share a list of rows.
 ARMS = [
     (name, deterministic, united)
     for name, case in HOPPER.items()
@@ -102,7 +102,7 @@ def main(file: str) -> None:
     from paddock.kernels.sparse_mla import gluon, gluon_backward, gluon_tiles, triton
     from tests.kernels.gluon_on_host import on_host
 
-    _, there, back = on_host(gluon_tiles, gluon, gluon_backward)
+    _, forward_kernels, backward_kernels = on_host(gluon_tiles, gluon, gluon_backward)
     found = {}
     for name, case in PLAIN.items():
         problem, grad = case.problem(), case.grad()
@@ -112,12 +112,13 @@ def main(file: str) -> None:
             found[name, fixed] = (attended.out_THV, attended.lse_TH, *grads)
     for name, deterministic, united in ARMS:
         problem, grad = HOPPER[name].problem(), HOPPER[name].grad()
-        attended = there.forward(problem, united=united)
-        grads = back.backward(problem, attended, grad, deterministic=deterministic, united=united)
+        attended = forward_kernels.forward(problem, united=united)
+        options = {"deterministic": deterministic, "united": united}
+        grads = backward_kernels.backward(problem, attended, grad, **options)
         found[name, deterministic, united] = (attended.out_THV, attended.lse_TH, *grads)
-    for together in (2, 8):
+    for neighbours in (2, 8):
         index = PLAIN["gaps"].problem().index_TK
-        found["union", together] = (index, *triton.unions(index, 200, together))
+        found["union", neighbours] = (index, *triton.unions(index, 200, neighbours))
     torch.save(found, file)
 
 

@@ -1,4 +1,4 @@
-"""What a step of decoding runs on a GPU: against float64, at real shapes, and inside graphs."""
+"""Decode kernels on a GPU: against float64, at real shapes, and inside CUDA graphs."""
 
 import pytest
 import torch
@@ -24,8 +24,8 @@ REAL = {
     "ragged batch": Decode(tuple((n,) for n in (1, 64, 65, 300, 4096, 9000, 2, 777)), **GLM5),
     "drafts": Decode(tuple((n, n + 1, n + 2, n + 3) for n in (1, 300, 4096)), size=16, **GLM5),
     "many sequences": Decode(tuple((17 * n + 1,) for n in range(64)), size=16, **GLM5),
-    "chosen": Decode(((9000,), (1,), (2049,), (100,)), kept=2048, size=64, **GLM5),
-    "chosen by drafts": Decode(((4000, 4001, 4002), (30, 31, 32)), kept=2048, size=16, **GLM5),
+    "selected": Decode(((9000,), (1,), (2049,), (100,)), kept=2048, size=64, **GLM5),
+    "selected by drafts": Decode(((4000, 4001, 4002), (30, 31, 32)), kept=2048, size=16, **GLM5),
     "sixteen heads": Decode(((3000,), (70,)), heads=16, width=320, value=256, size=64),
     "twenty heads": Decode(((3000,), (70,)), heads=20, width=576, value=512, kept=100),
 }
@@ -37,7 +37,7 @@ def error(found, expected):
 
 
 @pytest.mark.parametrize("name", [*CASES, *REAL])
-def test_rows_in_pages_are_attended_to(name):
+def test_mla_decode_matches_float64_and_is_deterministic(name):
     case = (CASES | REAL)[name]
     inputs = case.inputs(torch.bfloat16, "cuda")
     assert fused.suits(inputs[0], inputs[1], case.value)
@@ -46,7 +46,7 @@ def test_rows_in_pages_are_attended_to(name):
     assert torch.equal(found, case.attended(fused, inputs))
 
 
-def test_rows_beyond_two_billion_numbers():
+def test_offsets_beyond_32_bits():
     """576 columns and 4 million rows: offsets no longer fit 32 bits."""
     rows, far = 4_000_000, 3_999_000
     stored = torch.zeros(rows, 576, dtype=torch.bfloat16, device="cuda")
@@ -58,18 +58,18 @@ def test_rows_beyond_two_billion_numbers():
     index = torch.arange(0, 500, 2, device="cuda", dtype=torch.int32).view(1, -1)
     how = {"scale": 0.06, "value": 512}
     found = mla_paged_decode(query, stored, pages, visible, **how)
-    here = mla_paged_decode(query, stored[far : far + 500], near, visible, **how)
-    assert found.any() and torch.equal(found, here)
+    expected = mla_paged_decode(query, stored[far : far + 500], near, visible, **how)
+    assert found.any() and torch.equal(found, expected)
     found = mla_sparse_decode(query[0], stored, pages, index, **how)
     assert torch.equal(found, mla_sparse_decode(query[0], stored[far:], near, index, **how))
 
 
-@pytest.mark.parametrize("chosen", [False, True])
-def test_a_graph_follows_lengths_pages_and_choices(chosen):
-    case = Decode(((700,), (300,)), kept=64 if chosen else None, size=16, **GLM5)
+@pytest.mark.parametrize("selected", [False, True])
+def test_graph_replay_reads_current_lengths_pages_and_indices(selected):
+    case = Decode(((700,), (300,)), kept=64 if selected else None, size=16, **GLM5)
     query, row, pages, shown = case.inputs(torch.bfloat16, "cuda")
     pages = BlockTable(pages.page_BP.int(), pages.page_size)
-    row = row.nan_to_num(nan=1.0)  # every page will be someone's
+    row = row.nan_to_num(nan=1.0)  # every page will be read
 
     def attend():
         return case.attended(fused, (query, row, pages, shown))
@@ -80,7 +80,7 @@ def test_a_graph_follows_lengths_pages_and_choices(chosen):
         found = attend()
     for turn in range(3):
         pages.page_BP.copy_(pages.page_BP.flip(1).clone())
-        if chosen:
+        if selected:
             shown.copy_(shown.flip(0) if turn else shown.clamp(max=200))
         else:
             shown.copy_(torch.tensor([[1 + turn], [699 - turn]]))
@@ -91,7 +91,7 @@ def test_a_graph_follows_lengths_pages_and_choices(chosen):
 
 
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(1, 256, 8), (7, 32, 4), (64, 16, 8)])
-def test_few_tokens_meet_their_experts(tokens, experts, k):
+def test_fused_experts_match_float64(tokens, experts, k):
     torch.manual_seed(0)
     x = torch.randn(tokens, 1024, device="cuda").bfloat16()
     gate_up = (torch.randn(experts, 512, 1024, device="cuda") / 32).bfloat16()
@@ -106,10 +106,10 @@ def test_few_tokens_meet_their_experts(tokens, experts, k):
     assert error(found, expected) < 6e-3
     with torch.no_grad():
         alone = fused_experts.fused_experts(x[:1], expert[:1], weight[:1], gate_up, down)
-    assert torch.equal(alone, found[:1])  # nobody notices the others
+    assert torch.equal(alone, found[:1])  # independent of the other tokens
 
 
-def test_few_queries_behind_a_long_past():
+def test_few_queries_with_a_long_past_match_float64():
     spans = (Span(0, 5, 0, 900), Span(5, 1, 900, 1), Span(6, 40, 901, 3000))
     query = torch.randn(46, 64, 576, device="cuda").bfloat16()
     row = torch.randn(3901, 576, device="cuda").bfloat16()

@@ -7,8 +7,8 @@ from paddock.kernels.topk import topk_indices
 
 
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(1, 8, 2), (5, 8, 3), (30, 3, 2)])
-def test_few_tokens_hear_what_sorted_rows_would(tokens, experts, k):
-    wide = {"dtype": torch.float64}  # sums in another order must not be told from errors
+def test_fused_experts_match_the_grouped_gemms(tokens, experts, k):
+    wide = {"dtype": torch.float64}  # so that the order of summation does not matter
     x, weight = torch.randn(tokens, 10, **wide), torch.rand(tokens, k, **wide)
     stacks = torch.randn(experts, 12, 10, **wide), torch.randn(experts, 10, 6, **wide)
     expert = topk_indices(torch.randn(tokens, experts), k)
@@ -20,7 +20,7 @@ def test_few_tokens_hear_what_sorted_rows_would(tokens, experts, k):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_many_rows_large_experts_and_gradients_are_not_its_business(monkeypatch):
+def test_many_rows_large_experts_and_gradients_are_unsupported(monkeypatch):
     stacks = torch.randn(4, 12, 10), torch.randn(4, 10, 6)
     few, many = (torch.zeros(tokens, 2, dtype=torch.int64) for tokens in (8, 9))
     with torch.no_grad():
@@ -33,8 +33,8 @@ def test_many_rows_large_experts_and_gradients_are_not_its_business(monkeypatch)
 
 
 @torch.no_grad()
-def test_more_rows_than_one_program_should_compare_go_to_the_grouped_products():
-    stacks = torch.randn(128, 4, 2), torch.randn(128, 2, 2)  # few rows an expert, small experts
+def test_too_many_rows_for_one_program_are_unsupported():
+    stacks = torch.randn(128, 4, 2), torch.randn(128, 2, 2)  # few rows per expert, small experts
     for tokens, few in ((128, True), (129, False)):
         expert = torch.zeros(tokens, 2, dtype=torch.int64)
         assert fused_experts.is_supported(torch.randn(tokens, 2), expert, *stacks) == few

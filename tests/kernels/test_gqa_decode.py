@@ -1,5 +1,5 @@
-"""Grouped attention behind a past: the reference against a loop, the twin against the reference
-(interpreted here, on a GPU there), and what it becomes on a Hopper chip."""
+"""Grouped-query attention over a KV cache: the reference against a loop, the kernel against the
+reference (interpreted or on a GPU), and the kernel compiled for Hopper."""
 
 import os
 import subprocess
@@ -23,14 +23,14 @@ named = pytest.mark.parametrize("name", CASES, ids=" ".join)
 
 
 @named
-def test_on_a_cpu_it_is_a_loop_over_queries_and_heads(name):
+def test_on_a_cpu_it_matches_a_loop_over_queries_and_heads(name):
     case = CASES[name]
     inputs = case.inputs(torch.float64)
     torch.testing.assert_close(case.attended(gqa_decode, inputs), case.exact(inputs))
 
 
-def test_a_table_is_what_spans_are():
-    """Decoding and reading agree about what a query sees."""
+def test_paged_decode_matches_chunked_prefill():
+    """Decode and prefill agree about which keys a query sees."""
     case = Decode(visible=((20, 21, 22), (298, 299, 300)), window=40)
     query, key, value, pages, visible = case.inputs(torch.float64)
     found = reference.gqa_paged_decode(query, key, value, pages, visible, **case.how)
@@ -42,10 +42,10 @@ def test_a_table_is_what_spans_are():
         torch.testing.assert_close(found[b], alone)
 
 
-# --- how spans are cut ----------------------------------------------------------------------------
+# --- tiles of spans -------------------------------------------------------------------------------
 
 
-def test_every_query_stands_in_one_tile():
+def test_every_query_is_in_one_tile():
     spans = (Span(9, 40, 100, 60), Span(0, 9, 3, 9), Span(49, 1, 160, 700))
     plan = tiles.plan(spans, 3, 2, None, torch.device("cpu"))
     assert plan.rows == tiles.MIDDLE and plan.whole == ()
@@ -71,12 +71,12 @@ def test_tiles_are_small_for_few_queries_and_large_for_many():
 
     assert rows(4, 1, 2) == tiles.SMALL
     assert rows(5, 1) == tiles.MIDDLE
-    assert rows(512) == tiles.LARGE  # 16 of them for every key head
+    assert rows(512) == tiles.LARGE  # 16 for every key head
     assert rows(512, groups=1) == tiles.MIDDLE
     assert rows(*[17] * 40) == tiles.MIDDLE
 
 
-def test_a_long_past_is_cut_unless_there_are_too_many_sums():
+def test_a_long_past_is_split_unless_there_are_too_many_partial_sums():
     def parts(*runs, window=None):
         spans = tuple(Span(0, queries, 0, keys) for queries, keys in runs)
         return tiles.plan(spans, 3, 3, window, torch.device("cpu")).parts
@@ -88,7 +88,7 @@ def test_a_long_past_is_cut_unless_there_are_too_many_sums():
     assert parts((1, 8000), *[(40, 500)] * 60) == 1
 
 
-def test_long_documents_are_left_to_dense_attention_where_they_are_whole():
+def test_long_whole_documents_go_to_dense_attention():
     spans = (Span(0, 2000, 0, 2000), Span(2000, 5, 2000, 3000), Span(2005, 50, 5000, 50))
     plan = tiles.plan(spans, 1, 1, None, torch.device("cpu"))
     assert plan.whole == ((0, spans[0]),)
@@ -97,14 +97,14 @@ def test_long_documents_are_left_to_dense_attention_where_they_are_whole():
     assert tiles.plan(spans[:1], 1, 1, None, torch.device("cpu")).table is None
 
 
-def test_a_step_without_a_past_is_no_matter_for_the_twin():
+def test_the_kernel_is_used_only_for_steps_with_a_past():
     assert not fused.continues((Span(0, 3, 0, 3), Span(3, 1, 3, 1)), None)
     assert not fused.continues((Span(0, 3, 0, 3),), 3)
     assert fused.continues((Span(0, 3, 0, 3),), 2)
     assert fused.continues((Span(0, 3, 0, 3), Span(3, 1, 3, 2)), None)
 
 
-# --- the twin without a GPU -----------------------------------------------------------------------
+# --- the kernel without a GPU ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -117,23 +117,23 @@ def interpreted(tmp_path_factory):
 
 
 @named
-def test_the_twin_attends_as_the_reference_does(name, interpreted):
+def test_the_kernel_matches_the_reference(name, interpreted):
     case, (kind, key) = CASES[name], name
     expected = case.attended(gqa_decode, case.inputs(torch.float64))
     torch.testing.assert_close(interpreted[kind][key].double(), expected, atol=4e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["long", "large tiles", "parts"])
-def test_documents_that_go_elsewhere_come_back_in_their_place(name, interpreted):
+def test_documents_sent_to_dense_attention_keep_their_order(name, interpreted):
     expected = LONG.attended(gqa_decode, LONG.inputs(torch.float64))
     torch.testing.assert_close(interpreted[name].double(), expected, atol=4e-6, rtol=1e-5)
 
 
-def machine(rows, dim, group, folder, *, paged, parts=8, window=None):
-    from paddock.kernels.gqa_decode import triton as twin
+def compiled_kernel(rows, dim, group, folder, *, paged, parts=8, window=None):
+    from paddock.kernels.gqa_decode import triton as kernels
 
-    width = twin.padded(dim)
-    blocks = twin.Blocks.of(rows, width, paged=paged, shared_bytes=232_448)
+    width = kernels.padded(dim)
+    blocks = kernels.Blocks.of(rows, width, paged=paged, shared_bytes=232_448)
     held = dict.fromkeys(["QUERY", "KEY", "VALUE", "OUT"], "*bf16")
     held |= dict.fromkeys(["SUM", "TOP", "TOTAL"], "*fp32") | {"COUNT": "*i32", "scale": "fp32"}
     numbers = ["groups", "queries", "pages", "q_row", "q_head", "k_row", "k_head", "v_row"]
@@ -147,7 +147,7 @@ def machine(rows, dim, group, folder, *, paged, parts=8, window=None):
         held |= {"TABLE": "*i32"}
         constants |= {"PAGE": None, "VISIBLE": None}
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-    return compiled(twin.part_kernel, held, constants, folder, **options)
+    return compiled(kernels.part_kernel, held, constants, folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -165,16 +165,14 @@ def machine(rows, dim, group, folder, *, paged, parts=8, window=None):
         (128, 256, 4, False),
     ],
 )
-def test_a_hopper_chip_multiplies_by_tensor_cores_and_spills_nothing(
-    rows, dim, group, paged, tmp_path
-):
+def test_compiled_for_hopper_it_uses_tensor_cores_without_spills(rows, dim, group, paged, tmp_path):
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-    made = machine(rows, dim, group, tmp_path, paged=paged, parts=1 if rows == 128 else 8)
+    made = compiled_kernel(rows, dim, group, tmp_path, paged=paged, parts=1 if rows == 128 else 8)
     assert made.spilled == 0
     assert (made.products if rows >= 64 else made.small_products) > 0
 
 
-# --- the twin on a GPU ----------------------------------------------------------------------------
+# --- the kernel on a GPU --------------------------------------------------------------------------
 
 SMOL = {"heads": 9, "groups": 3, "dim": 64, "value": 64, "scale": 1 / 8, "size": 16}
 QWEN = {"heads": 32, "groups": 8, "dim": 128, "value": 128, "scale": 128**-0.5}
@@ -209,7 +207,7 @@ def wide(inputs):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [*CASES, *REAL], ids=str)
-def test_on_a_gpu_the_twin_is_near_the_truth(name, dtype):
+def test_on_a_gpu_the_kernel_matches_float64(name, dtype):
     case = (CASES | REAL)[name]
     inputs = case.inputs(dtype, "cuda")
     assert fused.suits(*inputs[:3])
@@ -221,31 +219,31 @@ def test_on_a_gpu_the_twin_is_near_the_truth(name, dtype):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_keys_lie_beyond_two_billion_numbers():
+def test_on_a_gpu_offsets_exceed_32_bits():
     keys, far = 4_500_000, 4_499_000
     stored = torch.zeros(keys, 8, 64, dtype=torch.bfloat16, device="cuda")
     stored[far : far + 500] = torch.randn(500, 8, 64, device="cuda").bfloat16()
     query = torch.randn(1, 1, 32, 64, device="cuda").bfloat16()
-    place = torch.arange(500, device="cuda").view(1, -1).int()
+    slot = torch.arange(500, device="cuda").view(1, -1).int()
     visible = torch.tensor([[500]], device="cuda", dtype=torch.int32)
     near = stored[far : far + 500]
 
     def table(rows, pages):
         return fused.gqa_paged_decode(query, rows, rows, pages, visible, scale=0.1)
 
-    found = table(stored, BlockTable(place + far, 1))
-    assert found.any() and torch.equal(found, table(near, BlockTable(place, 1)))
+    found = table(stored, BlockTable(slot + far, 1))
+    assert found.any() and torch.equal(found, table(near, BlockTable(slot, 1)))
     span = fused.gqa_chunked_prefill(query[0], stored, stored, [Span(0, 1, far, 500)], scale=0.1)
-    here = fused.gqa_chunked_prefill(query[0], near, near, [Span(0, 1, 0, 500)], scale=0.1)
-    assert torch.equal(span, here)
+    expected = fused.gqa_chunked_prefill(query[0], near, near, [Span(0, 1, 0, 500)], scale=0.1)
+    assert torch.equal(span, expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 100])
-def test_on_a_gpu_a_graph_follows_lengths_and_pages(window):
+def test_on_a_gpu_graph_replay_reads_current_lengths_and_pages(window):
     case = Decode(visible=((1700,), (300,), (4,)), window=window, **SMOL)
     query, key, value, pages, visible = case.inputs(torch.bfloat16, "cuda")
-    key[-16:], value[-16:] = 0, 0  # every page will be someone's
+    key[-16:], value[-16:] = 0, 0  # every page will be read
 
     def attend():
         return case.attended(gqa_decode, (query, key, value, pages, visible))
@@ -264,7 +262,7 @@ def test_on_a_gpu_a_graph_follows_lengths_and_pages(window):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_what_does_not_suit_goes_to_the_reference():
+def test_on_a_gpu_unsupported_inputs_go_to_the_reference():
     query, key = (torch.randn(1, 1, 4, 64, device="cuda") for _ in range(2))
     half = query.bfloat16()
     assert fused.suits(half, half[0], half[0])

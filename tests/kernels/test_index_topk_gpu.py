@@ -1,4 +1,4 @@
-"""Scores and choices on a GPU: scores against float64, choices index for index against the rule."""
+"""Index scores and top-k on a GPU: scores against float64, indices against the exact tie rule."""
 
 import threading
 
@@ -28,7 +28,7 @@ ODD = {"heads": 5, "dim": 96}
 
 
 def by_sort(score_TS: torch.Tensor, visible_T: torch.Tensor, k: int) -> torch.Tensor:
-    """The rule, by a stable sort of every row."""
+    """Top-k with the tie rule, by a stable sort of every row."""
     score_TS = score_TS.float().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     hidden_TS = torch.arange(score_TS.shape[1], device=score_TS.device) >= visible_T[:, None]
     score_TS = (score_TS + 0.0).masked_fill(hidden_TS, -torch.inf)
@@ -38,13 +38,13 @@ def by_sort(score_TS: torch.Tensor, visible_T: torch.Tensor, k: int) -> torch.Te
 
 
 def rows(kind: str, count: int, length: int) -> torch.Tensor:
-    chance = np.random.default_rng(0)
-    made = [KINDS[kind](chance, length).astype(np.float32) for _ in range(count)]
+    rng = np.random.default_rng(0)
+    made = [KINDS[kind](rng, length).astype(np.float32) for _ in range(count)]
     return torch.from_numpy(np.stack(made)).cuda()
 
 
 def exact(case: Case, dtype: torch.dtype) -> torch.Tensor:
-    """Scores of the same inputs in float64; what a row may not see is NaN."""
+    """Scores of the same inputs in float64; keys that a row does not see are NaN."""
     query, keys, weight = case.inputs(dtype, "cuda")
     widest = max(span.keys for span in case.spans)
     found = torch.full((case.queries, widest), float("nan"), dtype=torch.float64, device="cuda")
@@ -75,11 +75,11 @@ def error(case: Case, dtype: torch.dtype) -> float:
 STEP = packed((0, 300), (0, 70), (500, 1), (0, 130), (2000, 64), (77, 3))
 
 
-HALF, EIGHT_BITS = torch.float16, torch.float8_e4m3fn
+HALF, FLOAT8 = torch.float16, torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape", "most"),
+    ("dtype", "shape", "tolerance"),
     [
         (torch.bfloat16, GLM5, 1e-6),
         (torch.bfloat16, SMALL, 1e-6),
@@ -88,12 +88,12 @@ HALF, EIGHT_BITS = torch.float16, torch.float8_e4m3fn
         (HALF, GLM5, 1e-6),
         (torch.float32, GLM5, 1e-6),
         (torch.float32, ODD, 1e-6),
-        (EIGHT_BITS, GLM5, 5e-4),
-        (EIGHT_BITS, NANO, 5e-4),
+        (FLOAT8, GLM5, 5e-4),
+        (FLOAT8, NANO, 5e-4),
     ],
 )
-def test_scores_are_those_of_float64(dtype, most, shape):
-    assert error(Case(STEP, **shape), dtype) < most
+def test_scores_match_float64(dtype, tolerance, shape):
+    assert error(Case(STEP, **shape), dtype) < tolerance
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,7 +114,7 @@ def test_scores_of_every_kind_of_step(name):
         (131072, 2048),
     ],
 )
-def test_every_index_is_the_rules(kind, length, k):
+def test_every_index_follows_the_tie_rule(kind, length, k):
     score = rows(kind, 24, length)
     visible = torch.arange(length - 23, length + 1, device="cuda")
     visible[:4] = torch.tensor([0, 1, k, k + 1])
@@ -128,7 +128,7 @@ def test_every_k(k):
     assert torch.equal(topk(score, visible, k), by_sort(score, visible, k))
 
 
-def test_rows_may_begin_anywhere():
+def test_rows_may_start_at_any_alignment():
     memory = torch.randn(40 * 20011 + 3, device="cuda")
     for offset in range(4):
         score = memory[offset : offset + 40 * 20011].view(40, 20011)
@@ -136,7 +136,7 @@ def test_rows_may_begin_anywhere():
         assert torch.equal(topk(score, visible, 2048), by_sort(score, visible, 2048))
 
 
-def test_half_scores_and_turned_ones():
+def test_half_precision_and_transposed_scores():
     score = torch.randn(300, 40, device="cuda", dtype=torch.bfloat16)
     visible = torch.full((40,), 300, device="cuda")
     assert torch.equal(topk(score.mT, visible, 32), by_sort(score.mT, visible, 32))
@@ -152,7 +152,7 @@ def test_poisoned_output_is_all_overwritten_and_hidden_scores_are_not_read():
     assert torch.equal(out, by_sort(score, visible, 2048))
 
 
-def test_many_random_rows_and_twice_the_same():
+def test_many_random_rows_are_deterministic():
     score = torch.randn(4096, 32768, device="cuda")
     visible = torch.arange(32768 - 4095, 32769, device="cuda")
     first = topk(score, visible, 2048)
@@ -193,14 +193,14 @@ def whole_numbers(case: Case) -> tuple[torch.Tensor, IndexKeys, torch.Tensor]:
     ],
     ids=["packed", "slots", "training", "serving", "long", "nano"],
 )
-def test_a_packed_step_chooses_what_the_reference_chooses(case):
+def test_a_packed_step_matches_the_reference(case):
     inputs = whole_numbers(case)
     assert fused.suits(inputs[0], inputs[1], 1, case.k)
     found = index_topk_varlen(*inputs, case.spans, case.k)
     assert torch.equal(found, reference.index_topk_varlen(*inputs, case.spans, case.k))
 
 
-def test_little_scratch_changes_nothing(monkeypatch):
+def test_a_small_scratch_does_not_change_the_result(monkeypatch):
     case = Case(STEP, k=64, **SMALL)
     inputs = whole_numbers(case)
     expected = index_topk_varlen(*inputs, case.spans, case.k)
@@ -217,7 +217,7 @@ def test_two_runs_are_bit_identical(dtype):
         assert torch.equal(index_topk_varlen(*inputs, case.spans, case.k), first)
 
 
-def test_eight_bit_choices_are_mostly_the_same():
+def test_float8_selects_mostly_the_same_keys():
     case = Case(packed((6000, 200)), k=2048, **GLM5)
     query, keys, weight = case.inputs(torch.bfloat16, "cuda")
     query8, query_scale = to_float8(query)
@@ -264,7 +264,7 @@ def test_another_thread_and_another_stream():
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(("queries", "size"), [(1, 1), (4, 1), (1, 64), (6, 16)])
-def test_a_table_of_sequences_chooses_what_the_reference_chooses(queries, size, scaled):
+def test_a_block_table_matches_the_reference(queries, size, scaled):
     ends = [9000, 64, 3000, 1, 513, 4, 2048, 8999]
     visible = tuple(tuple(max(1, end - queries + 1 + q) for q in range(queries)) for end in ends)
     table = Table(visible, columns=9000, k=64, scaled=scaled, size=size, **SMALL)
@@ -273,28 +273,28 @@ def test_a_table_of_sequences_chooses_what_the_reference_chooses(queries, size, 
     keys = IndexKeys(keys.row_SD.round().bfloat16(), None, scale)
     inputs = (query.round().bfloat16(), keys, (weight * 16).round(), pages, visible_BQ, 64)
     found = index_topk_paged(*inputs)
-    here = [x.cpu() if isinstance(x, torch.Tensor) else x for x in inputs]
-    here[1] = IndexKeys(keys.row_SD.cpu(), None, None if scale is None else scale.cpu())
-    here[3] = BlockTable(pages.page_BP.cpu(), pages.page_size)
-    assert torch.equal(found.cpu(), reference.index_topk_paged(*here))
+    on_cpu = [x.cpu() if isinstance(x, torch.Tensor) else x for x in inputs]
+    on_cpu[1] = IndexKeys(keys.row_SD.cpu(), None, None if scale is None else scale.cpu())
+    on_cpu[3] = BlockTable(pages.page_BP.cpu(), pages.page_size)
+    assert torch.equal(found.cpu(), reference.index_topk_paged(*on_cpu))
 
 
-def test_a_table_in_a_graph_follows_its_lengths():
+def test_graph_replay_reads_current_lengths():
     table = Table(((900,), (100,)), columns=1000, k=64, **SMALL)
     query, keys, weight, pages, visible = table.inputs(torch.bfloat16, "cuda")
     pages = BlockTable(pages.page_BP.clamp(max=1999), 1)
     visible = visible.int()
 
-    def choose():
+    def select():
         return index_topk_paged(query, keys, weight, pages, visible, 64)
 
-    choose()
+    select()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = choose()
+        found = select()
     for ends in ((900, 100), (64, 1000), (3, 65)):
         visible.copy_(torch.tensor(ends).view(2, 1))
-        expected = choose()
+        expected = select()
         found.fill_(-7)
         graph.replay()
         assert torch.equal(found, expected)

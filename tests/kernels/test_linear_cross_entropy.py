@@ -10,15 +10,15 @@ T, D, V = 11, 6, 17
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the most elements of any floating tensor that an operation returned."""
+    """Records the size of the largest floating-point tensor that an operation returned."""
 
-    most = 0
+    max_elements = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-                self.most = max(self.most, leaf.numel())
+                self.max_elements = max(self.max_elements, leaf.numel())
         return result
 
 
@@ -76,7 +76,7 @@ def test_logprobs_are_those_of_the_tempered_softmax(operands, temperature):
     torch.testing.assert_close(ours, expected)
 
 
-def test_an_ignored_token_loses_nothing_and_moves_nothing(operands):
+def test_an_ignored_token_has_no_loss_and_no_gradient(operands):
     hidden, head, target = operands
     loss = linear_cross_entropy(hidden, head, target)
     loss.sum().backward()
@@ -85,7 +85,7 @@ def test_an_ignored_token_loses_nothing_and_moves_nothing(operands):
     assert hidden.grad[~ignored].abs().sum(-1).min() > 0
 
 
-def test_a_batch_in_which_nothing_counts_has_zero_gradients(operands):
+def test_a_batch_of_ignored_tokens_has_zero_gradients(operands):
     hidden, head, _ = operands
     linear_cross_entropy(hidden, head, torch.full((T,), -100)).sum().backward()
     assert hidden.grad.count_nonzero() == head.grad.count_nonzero() == 0
@@ -103,7 +103,7 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_the_same(operands, frozen)
     assert names[frozen].grad is None
 
 
-def test_no_tensor_outgrows_a_chunk_in_either_direction():
+def test_no_tensor_is_larger_than_a_chunk_in_forward_or_backward():
     tokens, dim, vocabulary, chunk_rows = 96, 8, 400, 16
     hidden = torch.randn(tokens, dim, requires_grad=True)
     head = torch.randn(vocabulary, dim, requires_grad=True)
@@ -111,7 +111,7 @@ def test_no_tensor_outgrows_a_chunk_in_either_direction():
     with LargestTensor() as largest:
         loss = linear_cross_entropy(hidden, head, target, chunk_bytes=chunk_rows * vocabulary * 4)
         loss.sum().backward()
-    assert largest.most == chunk_rows * vocabulary < tokens * vocabulary
+    assert largest.max_elements == chunk_rows * vocabulary < tokens * vocabulary
 
 
 def test_half_inputs_are_multiplied_in_float32():

@@ -8,7 +8,7 @@ from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
 
 
-def test_dense_is_sparse_with_nothing_left_out():
+def test_dense_decode_equals_sparse_decode_of_every_key():
     query, row = torch.randn(5, 3, 6), torch.randn(14, 6)
     spans = (Span(0, 2, 0, 9), Span(2, 3, 9, 5))
     dense = mla_decode(query, row, spans, scale=0.4, value=4)
@@ -31,7 +31,7 @@ def test_every_key_can_be_listed_unless_there_are_too_many(monkeypatch):
 
 
 @pytest.mark.parametrize("scratch_bytes", [1, 8 << 20])
-def test_a_table_is_many_spans_at_once(monkeypatch, scratch_bytes):
+def test_paged_decode_matches_spans(monkeypatch, scratch_bytes):
     monkeypatch.setattr(workspace, "SCRATCH_BYTES", scratch_bytes)
     past = torch.tensor([0, 7, 3])
     query, stored = torch.randn(3, 2, 4, 6), torch.randn(40, 6)

@@ -1,4 +1,4 @@
-"""The decoding twin without a GPU: interpreted in float32, and compiled for a Hopper chip."""
+"""The MLA decode kernel without a GPU: interpreted in float32, and compiled for Hopper."""
 
 import os
 import subprocess
@@ -25,24 +25,24 @@ def interpreted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_twin_attends_as_the_reference_does(name, interpreted):
+def test_the_kernel_matches_the_reference(name, interpreted):
     case = CASES[name]
     expected = case.attended(reference, exact(case.inputs()))
     assert expected.isfinite().all()
     torch.testing.assert_close(interpreted[name].double(), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_a_query_that_chose_nothing_gets_zeros(interpreted):
+def test_a_query_without_selected_keys_gets_zeros(interpreted):
     assert not interpreted["chosen"][3].any()
     assert interpreted["chosen"][:3].any(-1).all()
 
 
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.parametrize(("value", "rest", "heads"), [(512, 64, 64), (256, 64, 16)])
-def test_a_hopper_chip_multiplies_by_warpgroups_and_spills_little(
+def test_compiled_for_hopper_it_uses_warpgroup_products_with_few_spills(
     value, rest, heads, chosen, tmp_path, monkeypatch
 ):
-    from paddock.kernels.mla_decode import triton as twin
+    from paddock.kernels.mla_decode import triton as kernels
     from paddock.kernels.sparse_mla import triton as sparse
     from paddock.kernels.sparse_mla.problem import Problem
 
@@ -58,8 +58,8 @@ def test_a_hopper_chip_multiplies_by_warpgroups_and_spills_little(
     constants |= {"RP": rest, "XB": tile.heads, "BK": tile.slots, "SIZE": 64}
     constants |= {"PARTS": 16, "LEAST": 128}
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    made = compiled(twin.part_kernel, held, constants, tmp_path, **options)
-    # Chosen rows in three stages spill a few addresses and are still quicker than in two.
+    made = compiled(kernels.part_kernel, held, constants, tmp_path, **options)
+    # Selected rows in three stages spill a few addresses and are still faster than in two.
     assert made.spilled <= (128 if chosen else 0)
     if tile.heads == 64:
         assert made.products > 0

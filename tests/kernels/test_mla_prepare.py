@@ -1,4 +1,4 @@
-"""Preparing a latent layer: the reference against float64, the twin against the reference."""
+"""MLA decode preparation: the reference against float64, the kernel against the reference."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def rms(x, weight, eps):
     return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def turned(x, angles, interleaved):
+def rotated(x, angles, interleaved):
     """The first 2 P numbers of every row, pair by pair."""
     out, pairs = x.clone(), angles.cos_TP.shape[1]
     for p in range(pairs):
@@ -50,22 +50,22 @@ def by_hand(inputs):
     found = {"latent": rms(latent.raw_TQ, latent.weight_Q, latent.eps)}
     rows = row.stored_SC
     rows[slot, :-rope] = rms(row.raw_TC[:, :-rope], row.weight_L, row.eps)
-    rows[slot, -rope:] = turned(row.raw_TC[:, -rope:], angles, row.interleaved)
+    rows[slot, -rope:] = rotated(row.raw_TC[:, -rope:], angles, row.interleaved)
     absorbed = queries.absorbed_THC
-    absorbed[..., -rope:] = turned(queries.raw_THD[..., -rope:], angles, queries.interleaved)
+    absorbed[..., -rope:] = rotated(queries.raw_THD[..., -rope:], angles, queries.interleaved)
     found |= {"rows": rows, "absorbed": absorbed}
     if key is None:
         return found
     centred = key.raw_TD - key.raw_TD.mean(-1, keepdim=True)
     normed = rms(centred, key.weight_D, key.eps) + key.bias_D
-    key.stored_SD[slot] = turned(normed, angles, key.interleaved)
-    asked = turned(index.raw_THD, angles, index.interleaved)
+    key.stored_SD[slot] = rotated(normed, angles, key.interleaved)
+    index_query = rotated(index.raw_THD, angles, index.interleaved)
     weights = index.scale * index.x_TE @ index.weight_HE.T
-    return found | {"keys": key.stored_SD, "index": asked, "weights": weights}
+    return found | {"keys": key.stored_SD, "index": index_query, "weights": weights}
 
 
 def assert_same(found, expected, atol, rtol):
-    """Every number, and NaN where nobody was to write."""
+    """All values match; NaN where nothing is written."""
     assert found.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(
@@ -75,7 +75,7 @@ def assert_same(found, expected, atol, rtol):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_reference_means_what_is_written(name):
+def test_the_reference_matches_float64(name):
     inputs = CASES[name].inputs(torch.float64)
     expected = by_hand(inputs)
     assert_same(CASES[name].prepared(reference, inputs), expected, 1e-12, 1e-12)
@@ -83,7 +83,7 @@ def test_the_reference_means_what_is_written(name):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_the_twin_prepares_as_the_reference_does(name, dtype, interpreted):
+def test_the_kernel_matches_the_reference(name, dtype, interpreted):
     case = CASES[name]
     found = interpreted[name, dtype]
     expected = {k: x.double() for k, x in case.prepared(reference, case.inputs(dtype)).items()}
@@ -92,20 +92,20 @@ def test_the_twin_prepares_as_the_reference_does(name, dtype, interpreted):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_twin_rounds_where_the_operations_do(name, interpreted):
-    """A sum in another order may round a number to its neighbour, but hardly ever does; leaving out
-    a rounding between two operations would change many."""
+def test_the_kernel_rounds_like_the_separate_operations(name, interpreted):
+    """Another order of summation rarely changes a rounded value; leaving out a rounding between
+    two operations would change many."""
     found = interpreted[name, torch.float16]
     case = CASES[name]
     expected = case.prepared(reference, case.inputs(torch.float16))
     for part in found.keys() - {"weights"}:
-        told = ~(found[part].isnan() & expected[part].isnan())
-        differ = (found[part] != expected[part])[told].double().mean()
+        written = ~(found[part].isnan() & expected[part].isnan())
+        differ = (found[part] != expected[part])[written].double().mean()
         assert differ < 0.02, (part, float(differ))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_that_no_slot_names_stay_untouched(name, interpreted):
+def test_other_slots_stay_untouched(name, interpreted):
     case = CASES[name]
     slot = case.inputs()[4]
     others = torch.ones(case.slots, dtype=torch.bool).index_fill(0, slot, False)
@@ -117,7 +117,7 @@ def test_rows_that_no_slot_names_stay_untouched(name, interpreted):
     assert absorbed[..., : case.row].isnan().all()
 
 
-def test_a_token_does_not_notice_the_others(interpreted):
+def test_a_token_does_not_depend_on_the_others(interpreted):
     whole = interpreted["tokens that fill no block", torch.float32]
     slot = CASES["tokens that fill no block"].inputs()[4][0]
     for part, alone in interpreted["first token"].items():
@@ -127,7 +127,7 @@ def test_a_token_does_not_notice_the_others(interpreted):
 
 
 @torch.no_grad()
-def test_a_cpu_goes_to_the_reference():
+def test_the_cpu_uses_the_reference():
     case = CASES["three tokens"]
     inputs = case.inputs(torch.float16)
     assert not mla_prepare.suits(inputs[0].raw_TQ, inputs[0].weight_Q)
@@ -137,9 +137,9 @@ def test_a_cpu_goes_to_the_reference():
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_a_hopper_chip_stores_latents_without_spilling(index, tmp_path):
+def test_compiled_for_hopper_store_latents_does_not_spill(index, tmp_path):
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-    from paddock.kernels.mla_prepare import triton as twin
+    from paddock.kernels.mla_prepare import triton as kernels
 
     held = dict.fromkeys(
         ["LATENT", "LATENT_WEIGHT", "LATENT_OUT", "ROW", "ROW_WEIGHT", "ROWS"], "*bf16"
@@ -152,25 +152,25 @@ def test_a_hopper_chip_stores_latents_without_spilling(index, tmp_path):
     held |= dict.fromkeys(keys, "*bf16") if index else {}
     constants |= {"Q": 2048, "L": 512, "P": 32, "D": 128, "BQ": 2048, "BL": 512, "BP": 32}
     constants |= {"BREST": 64, "ROW_INTERLEAVED": True, "KEY_INTERLEAVED": index}
-    made = compiled(twin.store_latents, held, constants, tmp_path, num_warps=4)
+    made = compiled(kernels.store_latents, held, constants, tmp_path, num_warps=4)
     assert made.spilled == 0
     assert made.registers <= 128
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_a_hopper_chip_turns_queries_without_spilling(index, tmp_path):
+def test_compiled_for_hopper_turn_queries_does_not_spill(index, tmp_path):
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-    from paddock.kernels.mla_prepare import triton as twin
+    from paddock.kernels.mla_prepare import triton as kernels
 
     held = {"QUERY": "*bf16", "ABSORBED": "*bf16", "COS": "*fp32", "SIN": "*fp32", "scale": "fp32"}
     held |= dict.fromkeys(["tokens", "query_token", "index_token", "x_token"], "i32")
-    asked = {"INDEX": "*bf16", "INDEX_OUT": "*bf16", "X": "*bf16"}
-    asked |= {"WEIGHT": "*fp32", "WEIGHTS": "*fp32"}
-    held |= asked if index else {}
-    constants = {} if index else dict.fromkeys(asked)
+    index_query = {"INDEX": "*bf16", "INDEX_OUT": "*bf16", "X": "*bf16"}
+    index_query |= {"WEIGHT": "*fp32", "WEIGHTS": "*fp32"}
+    held |= index_query if index else {}
+    constants = {} if index else dict.fromkeys(index_query)
     constants |= {"H": 64, "D": 256, "C": 576, "P": 32, "IH": 32, "ID": 128, "E": 6144}
     constants |= {"BH": 64, "BIH": 32, "BP": 32, "BREST": 64, "BT": fused.WEIGHT_TOKENS}
     constants |= {"BE": fused.WEIGHT_COLUMNS, "INTERLEAVED": True, "INDEX_INTERLEAVED": index}
-    made = compiled(twin.turn_queries, held, constants, tmp_path, num_warps=4)
+    made = compiled(kernels.turn_queries, held, constants, tmp_path, num_warps=4)
     assert made.spilled == 0
     assert made.registers <= 200

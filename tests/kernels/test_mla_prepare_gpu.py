@@ -1,4 +1,4 @@
-"""Preparing latent layers on a GPU: at real widths, inside a graph, and in a whole network."""
+"""MLA decode preparation on a GPU: at real widths, in a CUDA graph, and in a whole network."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ GLM5["halves, 3 tokens"] = Prepare(tokens=3, interleaved=False, index_interleave
 
 
 def error(found, expected):
-    """By relative norm; NaN must stand where it stands in what is expected."""
+    """Relative error; NaN must be where the expected result has it."""
     found = found.double().cpu()
     assert torch.equal(found.isnan(), expected.isnan())
     found, expected = found.nan_to_num(), expected.nan_to_num()
@@ -29,7 +29,7 @@ def error(found, expected):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [*CASES, *GLM5])
-def test_raw_products_are_prepared(name, dtype):
+def test_the_kernel_matches_float64(name, dtype):
     case = (CASES | GLM5)[name]
     inputs = case.inputs(dtype, "cuda")
     expected = case.prepared(reference, exact(inputs))
@@ -43,7 +43,7 @@ def test_raw_products_are_prepared(name, dtype):
 
 
 @pytest.mark.parametrize("name", GLM5)
-def test_it_rounds_as_the_launches_it_replaces(name):
+def test_it_rounds_like_the_operations_it_replaces(name):
     case = GLM5[name]
     found = case.prepared(fused, case.inputs(torch.bfloat16, "cuda"))
     plain = case.prepared(reference, case.inputs(torch.bfloat16, "cuda"))
@@ -52,7 +52,7 @@ def test_it_rounds_as_the_launches_it_replaces(name):
         assert differ < 0.01, (part, float(differ))
 
 
-def test_a_token_does_not_notice_the_others():
+def test_a_token_does_not_depend_on_the_others():
     case = GLM5["GLM-5, 64 tokens"]
     whole = case.prepared(fused, case.inputs(torch.bfloat16, "cuda"))
     inputs = first_token(case.inputs(torch.bfloat16, "cuda"))
@@ -62,7 +62,7 @@ def test_a_token_does_not_notice_the_others():
         assert torch.equal(found[at].nan_to_num(), whole[part][at].nan_to_num()), part
 
 
-def test_what_it_does_not_take():
+def test_unsupported_inputs():
     x, weight = torch.randn(129, 64, device="cuda").bfloat16(), torch.ones(64, device="cuda")
     half = weight.bfloat16()
     assert not mla_prepare.suits(x[:1], half)  # gradients are on
@@ -76,7 +76,7 @@ def test_what_it_does_not_take():
             assert not mla_prepare.suits(x[:1], half)
 
 
-def test_a_graph_follows_slots_and_products():
+def test_graph_replay_reads_current_slots_and_inputs():
     case = GLM5["GLM-5, 8 tokens"]
     inputs = case.inputs(torch.bfloat16, "cuda")
     latent, row, key, _, slot, queries, index = inputs
@@ -100,7 +100,7 @@ def test_a_graph_follows_slots_and_products():
 
 @pytest.fixture(scope="module")
 def network():
-    """Three layers of the small preset that keep 64 keys, and choose from the first reply on."""
+    """Three layers of the small preset with topk 64, so that every reply uses sparse attention."""
     config = preset("small")
     layers = {"topk": 64, "layers": config.indexer.layers[:3]}
     changes = {"attention": config.attention[:3], "mlp": config.mlp[:3], "context": 2048}
@@ -113,8 +113,8 @@ def network():
 
 
 @pytest.mark.parametrize("graphs", [False, None])
-def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
-    """Rounding may part greedy replies where two tokens are nearly as good, but not at once."""
+def test_replies_match_with_and_without_the_kernel(network, graphs, monkeypatch):
+    """Rounding may change greedy replies where two logits are close, but not at once."""
     taken, plain = [], MLA.prepare_decode
 
     def counted(self, *args, **kwargs):
@@ -122,9 +122,9 @@ def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
         return plain(self, *args, **kwargs)
 
     monkeypatch.setattr(MLA, "prepare_decode", counted)
-    chance = torch.Generator().manual_seed(1)
-    asked = [
-        tuple(torch.randint(0, 32_000, (40 + 30 * i,), generator=chance).tolist()) for i in range(4)
+    rng = torch.Generator().manual_seed(1)
+    prompts = [
+        tuple(torch.randint(0, 32_000, (40 + 30 * i,), generator=rng).tolist()) for i in range(4)
     ]
 
     def replies():
@@ -133,7 +133,7 @@ def test_a_network_says_the_same_with_and_without(network, graphs, monkeypatch):
         )
         sampling = SamplingParams(temperature=0.0, max_new_tokens=16)
         with Engine(network, None, settings) as serving:
-            requests = [Request(token_ids=prompt, sampling_params=sampling) for prompt in asked]
+            requests = [Request(token_ids=prompt, sampling_params=sampling) for prompt in prompts]
             found = [answer.completion for answer in serving.generate_outputs(requests)]
             assert serving.audit() == []
         return found

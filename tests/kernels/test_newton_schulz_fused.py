@@ -1,4 +1,4 @@
-"""The Gram form of Newton-Schulz: against float64, and against what the definition rounds."""
+"""The Gram form of Newton-Schulz against float64 and against the reference in bfloat16."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def plan(steps):
     return [len(triples) for triples, _ in phases(XTUNER, steps)]
 
 
-def test_the_gram_matrix_is_computed_afresh_after_two_steps_and_then_three():
+def test_the_gram_matrix_is_recomputed_after_two_steps_and_then_three():
     assert [plan(steps) for steps in (1, 2, 3, 5, 6, 9)] == [
         [1], [2], [2, 1], [2, 3], [2, 3, 1], [2, 3, 3, 1],
     ]  # fmt: skip
@@ -55,7 +55,7 @@ def test_tiles_are_those_that_touch_the_lower_triangle():
         assert triangle(M) == len(touching)
 
 
-def test_entries_far_below_the_norm_keep_more_digits_than_bfloat16_has():
+def test_entries_far_below_the_norm_are_more_precise_than_bfloat16():
     update = matrix("one loud entry", 100, 300).unsqueeze(0)
     quiet = update[0, 1:].double()
     found = fused.normalized(update, 1e-7, torch.float16)[0, 1:].double() / SCALE
@@ -63,13 +63,13 @@ def test_entries_far_below_the_norm_keep_more_digits_than_bfloat16_has():
 
 
 def test_the_square_of_the_first_gram_matrix_stays_within_float16():
-    """Its partial sums too: of a matrix of rank one all lie in one entry."""
+    """Its partial sums too: those of a rank-one matrix all fall on one entry."""
     alone = torch.zeros(1, 20, 30).index_put_((*torch.zeros(3, 1).long(),), torch.tensor(7.0))
     gram = fused.whole(*[fused.normalized(alone, 1e-7, torch.float16)] * 2, None)
     assert gram.max() ** 2 < torch.finfo(torch.float16).max
 
 
-def test_the_definition_is_taken_where_it_was_measured_to_be_faster():
+def test_the_reference_is_used_where_it_was_measured_to_be_faster():
     faster = [(1, 6144, 16384), (1, 6144, 6144), (16, 2048, 6144), (1, 2048, 6144)]
     faster += [(64, 256, 6144), (1, 128, 2048)]
     assert all(pays(*stack) for stack in faster)
@@ -77,13 +77,13 @@ def test_the_definition_is_taken_where_it_was_measured_to_be_faster():
     assert not any(pays(*stack) for stack in [*slower, (4, 100, 9000), (0, 128, 2048)])
 
 
-def test_a_cpu_has_the_definition():
+def test_the_cpu_uses_the_reference():
     assert not fused.suits(torch.zeros(128, 2048), torch.bfloat16, 5)
 
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory):
-    """What the Gram form makes of all cases by halves."""
+    """Results of the Gram form in float16 for all cases."""
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
     file = tmp_path_factory.mktemp("orthogonal") / "found.pt"
     command = [sys.executable, "-m", "tests.kernels.newton_schulz_cases", str(file)]
@@ -99,14 +99,14 @@ def test_one_triangle_is_computed_and_mirrored(name, interpreted):
 
 
 @pytest.mark.parametrize("name", [name for name in PRODUCTS if name.startswith("a polynomial")])
-def test_the_library_computes_the_same_polynomial_whole(name):
+def test_cublas_computes_the_same_full_polynomial(name):
     case = PRODUCTS[name]
     found = fused.product(*case.factors(), case.triple)
     torch.testing.assert_close(found.tril().double(), case.exact().tril(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_in_float32_the_twin_computes_the_definition(name, interpreted):
+def test_in_float32_the_kernel_matches_the_reference(name, interpreted):
     case = STACKS[name]
     whole = fused.newton_schulz(case.update(), **case.how, dtype=torch.float32)
     for found in (interpreted["stack", name], whole):
@@ -114,46 +114,47 @@ def test_in_float32_the_twin_computes_the_definition(name, interpreted):
         torch.testing.assert_close(found.double(), case.exact(), rtol=0, atol=2e-5)
 
 
-def test_nothing_stays_nothing(interpreted):
+def test_zeros_stay_zeros(interpreted):
     assert interpreted["nothing",].count_nonzero() == 0
     whole = fused.newton_schulz(torch.zeros(2, 20, 30), **STACKS["wide"].how)
     assert whole.count_nonzero() == 0
 
 
-def assert_no_worse(found, by_definition, exact):
-    """Nearer to the exact result than the definition's bfloat16, no singular value elsewhere."""
-    assert error(found, exact) <= error(by_definition, exact)
-    values, theirs, right = map(singular_values, (found, by_definition, exact))
+def assert_no_worse(found, by_reference, exact):
+    """Closer to the exact result than the reference in bfloat16, with no singular value outside
+    its range."""
+    assert error(found, exact) <= error(by_reference, exact)
+    values, theirs, right = map(singular_values, (found, by_reference, exact))
     assert values.max() <= theirs.max() + 0.02
-    # Roundings lift small singular values; a closer result may leave them where they belong.
+    # Rounding lifts small singular values; a closer result may leave them small.
     assert values.min() >= min(theirs.min(), right.min()) - 0.02
 
 
 @pytest.mark.parametrize("coefficients", COEFFICIENTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_float16_the_twin_is_nearer_than_the_definition_in_bfloat16(
+def test_in_float16_the_kernel_is_closer_than_the_reference_in_bfloat16(
     kind, coefficients, interpreted
 ):
     update, how = matrix(kind, *ROUNDED), {"coefficients": COEFFICIENTS[coefficients]}
-    # Without oneDNN: a virtual CPU may announce bfloat16 tiles that it then does not execute.
+    # Without oneDNN: a virtual CPU may report AMX bfloat16 that it does not execute.
     with torch.backends.mkldnn.flags(enabled=False):
-        by_definition = reference.newton_schulz(update, **how, **HALF)
+        by_reference = reference.newton_schulz(update, **how, **HALF)
         whole = fused.newton_schulz(update, **how, steps=5, eps=1e-7)
     exact = reference.newton_schulz(update.double(), **how)
     for found in (interpreted["rounded", kind, coefficients], whole):
-        assert_no_worse(found, by_definition, exact)
+        assert_no_worse(found, by_reference, exact)
 
 
 @pytest.mark.parametrize("case", ["wide", "tall", "polynomial"])
-def test_a_hopper_chip_multiplies_by_warpgroups_that_overlap(case, tmp_path):
+def test_compiled_for_hopper_it_overlaps_warpgroup_products(case, tmp_path):
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
-    from paddock.kernels.newton_schulz import triton as twin
+    from paddock.kernels.newton_schulz import triton as kernels
 
     held = dict.fromkeys(("A", "B", "OUT"), "*fp16") | dict.fromkeys("abc", "fp32")
     held |= dict.fromkeys(("M", "K", "matrix", "column" if case == "tall" else "row"), "i32")
     constants = {"POLYNOMIAL": case == "polynomial", "EVEN": True, "BM": TILE, "BK": DEPTH}
     constants["row" if case == "tall" else "column"] = 1
-    made = compiled(twin.symmetric_kernel, held, constants, tmp_path, num_warps=4, num_stages=3)
+    made = compiled(kernels.symmetric_kernel, held, constants, tmp_path, num_warps=4, num_stages=3)
     assert made.products > 0
     assert made.fences < made.products
     assert made.spilled <= 64  # outside the loop
@@ -173,7 +174,7 @@ GPU_SHAPES = {
 @pytest.mark.parametrize("half_from", [1, 1 << 20], ids=["halves", "whole"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", GPU_SHAPES.values(), ids=GPU_SHAPES)
-def test_on_a_gpu_the_twin_is_nearer_than_the_definition(kind, shape, half_from, monkeypatch):
+def test_on_a_gpu_the_kernel_is_closer_than_the_reference(kind, shape, half_from, monkeypatch):
     monkeypatch.setattr(fused, "HALF_FROM", half_from)
     B, *sides = shape
     stack = torch.stack([matrix(kind, *sides, seed) for seed in range(B)]).cuda()
@@ -182,49 +183,49 @@ def test_on_a_gpu_the_twin_is_nearer_than_the_definition(kind, shape, half_from,
         found = fused.newton_schulz(stack, **how)
         assert found.dtype == torch.float32 and found.is_contiguous()
         assert torch.equal(found, fused.newton_schulz(stack, **how))
-        by_definition = reference.newton_schulz(stack, **how, dtype=torch.bfloat16)
+        by_reference = reference.newton_schulz(stack, **how, dtype=torch.bfloat16)
         exact = reference.newton_schulz(stack.double(), **how)
-        for one in zip(found, by_definition, exact, strict=True):
+        for one in zip(found, by_reference, exact, strict=True):
             assert_no_worse(*one)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 6144, 16384), (2, 5120, 2048), (2, 128, 2048)])
-def test_on_a_gpu_stacks_that_pay_have_the_twin(shape):
+def test_on_a_gpu_large_stacks_use_the_kernel(shape):
     torch.manual_seed(0)
     update = torch.randn(shape, device="cuda")
     assert fused.suits(update, torch.bfloat16, 5)
     found = newton_schulz(update, dtype=torch.bfloat16)
-    by_definition = reference.newton_schulz(update, dtype=torch.bfloat16)
+    by_reference = reference.newton_schulz(update, dtype=torch.bfloat16)
     exact = newton_schulz(update.double())
-    assert error(found, exact) < 0.5 * error(by_definition, exact)
+    assert error(found, exact) < 0.5 * error(by_reference, exact)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e6])
-def test_on_a_gpu_neither_the_size_nor_the_layout_of_the_input_matters(size):
+def test_on_a_gpu_scale_and_layout_of_the_input_do_not_matter(size):
     kv = torch.randn(6, 128 + 160, 16 * 160, device="cuda")
     part = kv[:, 128:]
     assert fused.suits(part, torch.bfloat16, 5)
     expected = newton_schulz(part.contiguous(), dtype=torch.bfloat16)
     scaled = newton_schulz((size * kv)[:, 128:], dtype=torch.bfloat16)
     torch.testing.assert_close(scaled, expected, rtol=0, atol=2e-3)
-    turned = newton_schulz(part.mT, dtype=torch.bfloat16)
-    torch.testing.assert_close(turned, expected.mT, rtol=0, atol=2e-3)
+    transposed = newton_schulz(part.mT, dtype=torch.bfloat16)
+    torch.testing.assert_close(transposed, expected.mT, rtol=0, atol=2e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(2, 128, 2048), (1, HALF_FROM, HALF_FROM)])
-def test_on_a_gpu_nothing_stays_nothing_and_halves_stay_halves(shape):
-    nothing = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
-    assert fused.suits(nothing, torch.bfloat16, 5)
-    found = newton_schulz(nothing, dtype=torch.bfloat16)
+def test_on_a_gpu_zeros_stay_zeros_and_the_dtype_is_kept(shape):
+    zeros = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
+    assert fused.suits(zeros, torch.bfloat16, 5)
+    found = newton_schulz(zeros, dtype=torch.bfloat16)
     assert found.dtype == torch.bfloat16
     assert found.count_nonzero() == 0
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_small_matrices_and_gradients_have_the_definition():
+def test_on_a_gpu_small_matrices_and_gradients_use_the_reference():
     assert not fused.suits(torch.zeros(4, 100, 9000, device="cuda"), torch.bfloat16, 5)
     leaf = torch.zeros(128, 2048, device="cuda", requires_grad=True)
     assert not fused.suits(leaf, torch.bfloat16, 5)

@@ -1,4 +1,4 @@
-"""The fast twins without a GPU: interpreted in float32, and compiled for a Hopper chip."""
+"""The sparse MLA kernels without a GPU: interpreted in float32, and compiled for Hopper."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def interpreted(tmp_path_factory):
 
 
 def assert_same(found, case):
-    """Row by row, so that one wrong query among many shows."""
+    """Compares row by row, so that a single wrong query shows."""
     problem = case.problem()
     attended, dquery, drow = exact(case, problem)
     for ours, theirs in zip(found, (attended.out_THV, attended.lse_TH, dquery, drow), strict=True):
@@ -34,22 +34,22 @@ def assert_same(found, case):
 
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("name", PLAIN)
-def test_triton_attends_and_differentiates(name, fixed, interpreted):
+def test_triton_matches_float64_forward_and_backward(name, fixed, interpreted):
     assert_same(interpreted[name, fixed], PLAIN[name])
 
 
 @pytest.mark.parametrize(("name", "deterministic", "united"), ARMS)
-def test_gluon_attends_and_differentiates(name, deterministic, united, interpreted):
+def test_gluon_matches_float64_forward_and_backward(name, deterministic, united, interpreted):
     assert_same(interpreted[name, deterministic, united], HOPPER[name])
 
 
-@pytest.mark.parametrize("together", [2, 8])
-def test_a_united_list_names_every_row_once_with_its_keepers(together, interpreted):
-    index, list_NU, count_N = interpreted["union", together]
-    bits = 31 - together
+@pytest.mark.parametrize("neighbours", [2, 8])
+def test_a_shared_list_names_every_row_once_with_its_queries(neighbours, interpreted):
+    index, list_NU, count_N = interpreted["union", neighbours]
+    bits = 31 - neighbours
     for n, count in enumerate(count_N.tolist()):
         keepers = Counter()
-        for g, row in enumerate(index[n * together : (n + 1) * together].tolist()):
+        for g, row in enumerate(index[n * neighbours : (n + 1) * neighbours].tolist()):
             keepers.update({key: 1 << g for key in row if key >= 0})
         words = list_NU[n].tolist()
         named = [(word & ((1 << bits) - 1), word >> bits) for word in words[:count]]
@@ -57,8 +57,8 @@ def test_a_united_list_names_every_row_once_with_its_keepers(together, interpret
         assert not any(words[count : max(-(-count // 128), 1) * 128])
 
 
-def test_row_gradients_in_whole_numbers_do_not_overflow():
-    """Every query on one row, every product of the same sign: the largest sum there can be."""
+def test_integer_row_gradients_do_not_overflow():
+    """Every query on one row, every product of the same sign: the largest possible sum."""
     from paddock.kernels.sparse_mla.problem import Problem, from_sums, row_sums
 
     T, H, V = 1000, 8, 16
@@ -66,15 +66,15 @@ def test_row_gradients_in_whole_numbers_do_not_overflow():
     grad = torch.full((T, H, V), 5.0)
     problem = Problem(query, row, torch.zeros(T, 1, dtype=torch.int32), 0.25, V)
     sums, unit = row_sums(problem, grad, fixed=True)
-    most = T * H * (5 + 2 * 0.25 * grad[0, 0].norm() * row[0].norm() * 3)
-    counted = int(most * unit)
+    max_sum = T * H * (5 + 2 * 0.25 * grad[0, 0].norm() * row[0].norm() * 3)
+    counted = int(max_sum * unit)
     assert counted < 2**63
     back = from_sums(torch.full_like(sums, counted), unit, torch.float32)
-    torch.testing.assert_close(back, torch.full((2, V), float(most)))
+    torch.testing.assert_close(back, torch.full((2, V), float(max_sum)))
 
 
 @pytest.mark.parametrize("grad", [0.0, 1e-30, 1e15, float("inf"), float("nan")])
-def test_gradients_of_any_size_have_a_unit_or_stay_infinite(grad):
+def test_gradients_of_any_scale_have_a_unit_or_stay_infinite(grad):
     from paddock.kernels.sparse_mla.problem import Problem, from_sums, row_sums
 
     query, row = torch.ones(2, 1, 4), torch.ones(3, 4)
@@ -89,7 +89,7 @@ def test_gradients_of_any_size_have_a_unit_or_stay_infinite(grad):
 
 
 def built(kernel, types: dict[str, str], constants: dict[str, object], warps: int) -> Counter:
-    """How often each instruction occurs in the code for sm_90, and what it needs."""
+    """Instruction counts of the code for sm_90, and its resource usage."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -123,7 +123,7 @@ TYPES = HALVES | {
 TYPES |= {"T": "i32", "H": "i32", "U": "i32", "DELTA": "*fp32", "UNIT": "*fp32"}
 
 
-def assert_lean(ops: Counter, products: int) -> None:
+def assert_no_spills(ops: Counter, products: int) -> None:
     assert ops["HGMMA"] == products
     assert ops["STL"] == ops["LDL"] == 0  # nothing spilled: there is no cache left to spill to
     # A warpgroup waits before and after every product when the assembler had to serialise them.
@@ -135,13 +135,13 @@ def assert_lean(ops: Counter, products: int) -> None:
 @pytest.mark.parametrize(
     ("V", "HP", "stages", "products"), [(512, 64, 2, 88), (256, 16, 4, 56)], ids=["glm5", "small"]
 )
-def test_the_forward_kernel_fits_a_hopper_chip(V, HP, stages, products):
+def test_the_forward_kernel_fits_hopper(V, HP, stages, products):
     """Two warpgroups: each scores a tile (V/16 + 4 products) and adds the values of two (8)."""
     from paddock.kernels.sparse_mla.gluon import forward_kernel
 
     constants = {"V": V, "R": 64, "HP": HP, "STAGES": stages, "REGISTERS": 56}
     types = {name: TYPES[name] for name in forward_kernel.arg_names if name in TYPES}
-    assert_lean(built(forward_kernel, types, constants, warps=4), products)
+    assert_no_spills(built(forward_kernel, types, constants, warps=4), products)
 
 
 @pytest.mark.slow
@@ -150,11 +150,11 @@ def test_the_forward_kernel_fits_a_hopper_chip(V, HP, stages, products):
     [(512, 64, 128, "*fp32", 112), (512, 64, 64, "*i64", 144), (256, 16, 128, "*fp32", 64)],
     ids=["glm5", "glm5 deterministic", "small"],
 )
-def test_the_backward_kernel_fits_a_hopper_chip(V, HP, chunk, sums, products):
+def test_the_backward_kernel_fits_hopper(V, HP, chunk, sums, products):
     from paddock.kernels.sparse_mla.gluon_backward import backward_kernel
 
     constants = {"V": V, "R": 64, "HP": HP, "CHUNK": chunk}
     types = {name: TYPES[name] for name in backward_kernel.arg_names if name in TYPES}
     ops = built(backward_kernel, types | {"DROW": sums}, constants, warps=8)
-    assert_lean(ops, products)
-    assert ops["ATOMG"] == 0 and ops["REDG"] > 0  # sums are added to, not fetched
+    assert_no_spills(ops, products)
+    assert ops["ATOMG"] == 0 and ops["REDG"] > 0  # atomics do not return the old value

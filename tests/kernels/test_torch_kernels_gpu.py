@@ -1,4 +1,4 @@
-"""What runs elsewhere on a GPU computes what the references mean."""
+"""Ops that use torch's own CUDA kernels match the references on a GPU."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_the_grouped_product_and_its_gradients(counts):
     assert error(dweight, exact_dweight) < 5e-3
 
 
-def test_halves_are_multiplied_exactly_and_added_in_float32():
+def test_half_precision_products_are_accumulated_in_float32():
     torch.manual_seed(0)
     a, b = (torch.randn(300, 300, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     found = mm_fp32(a, b)
@@ -42,12 +42,12 @@ def test_halves_are_multiplied_exactly_and_added_in_float32():
     assert error(found, a.double() @ b.double()) < 1e-6
 
 
-def test_scores_and_choices_are_the_cpus():
+def test_index_scores_and_topk_match_the_cpu():
     torch.manual_seed(0)
     query, key, weight = torch.randn(300, 4, 16), torch.randn(300, 16), torch.randn(300, 4)
-    there = [x.cuda() for x in (query, key, weight)]
-    assert error(index_scores(*there), index_scores(query, key, weight)) < 1e-5
-    tied = [x.round() for x in (query, key, weight)]  # whole numbers: exact, and full of ties
+    on_gpu = [x.cuda() for x in (query, key, weight)]
+    assert error(index_scores(*on_gpu), index_scores(query, key, weight)) < 1e-5
+    tied = [x.round() for x in (query, key, weight)]  # integers: exact, and full of ties
     kept = index_topk(*(x.cuda() for x in tied), past=0, k=20)
     assert torch.equal(kept.cpu(), index_topk(*tied, past=0, k=20))
 
@@ -67,17 +67,17 @@ def test_the_loss_and_its_gradients():
     assert error(dhead, exact_dhead) < 5e-3
 
 
-def test_a_network_says_the_same_on_both_devices():
+def test_a_network_gives_the_same_logits_on_both_devices():
     network = Transformer.from_config(preset("nano"), seed=0)
     token_T = torch.randint(0, 960, (200,), generator=torch.Generator().manual_seed(0))
-    here = network.logits(token_T)
-    here.logsumexp(-1).sum().backward()
+    on_cpu = network.logits(token_T)
+    on_cpu.logsumexp(-1).sum().backward()
     grads = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
     network.zero_grad()
     network = network.cuda()
-    there = network.logits(token_T)
-    there.logsumexp(-1).sum().backward()
-    assert error(there.detach(), here.detach()) < 1e-4
+    on_gpu = network.logits(token_T)
+    on_gpu.logsumexp(-1).sum().backward()
+    assert error(on_gpu.detach(), on_cpu.detach()) < 1e-4
     for name, parameter in network.named_parameters():
         if parameter.grad is not None:
             assert error(parameter.grad, grads[name]) < 1e-2, name

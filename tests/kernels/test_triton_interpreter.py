@@ -1,4 +1,4 @@
-"""Triton twins compute what the references mean, in both directions; see `interpreted`."""
+"""Triton kernels match the references, forward and backward; see `interpreter_cases`."""
 
 import json
 import os
@@ -23,5 +23,5 @@ def distances(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_twin_and_its_gradients_are_the_references(name, distances):
+def test_a_kernel_and_its_gradients_match_the_reference(name, distances):
     assert max(distances[name]) < 1e-6, distances[name]

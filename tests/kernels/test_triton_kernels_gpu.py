@@ -1,4 +1,4 @@
-"""Fast twins in bfloat16 on a GPU, against their references in float64."""
+"""Triton kernels in bfloat16 on a GPU, against their references in float64."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from paddock.model import AttentionMetadata
 from paddock.optim import AdamW, clip_grad_norm_
 from paddock.records import NamedParameter, ParameterRole
 from tests.kernels.interpreter_cases import chosen, documents, error
-from tests.model.networks import born, latent_config, tokens
+from tests.model.networks import build_network, latent_config, tokens
 
 pytestmark = pytest.mark.gpu
 
@@ -35,8 +35,8 @@ def gradients(function, leaves, above):
 
 
 def distances(function, leaves):
-    """Of a function of halves from itself in float64, where there are no twins; and that a second
-    run gives the same bits."""
+    """Relative errors of a half-precision function against itself in float64, which no kernel
+    supports. A second run must give the same bits."""
     above = torch.randn_like(function(*leaves))
     found = gradients(function, leaves, above)
     again = gradients(function, leaves, above)
@@ -131,7 +131,7 @@ def test_the_gated_activation():
 
 
 @pytest.mark.parametrize(("experts", "k"), [(32, 4), (256, 8), (20, 3)])
-def test_experts_and_their_rows(experts, k):
+def test_expert_topk_and_permutation(experts, k):
     torch.manual_seed(0)
     score = torch.randn(3000, experts, device="cuda").mul(3).round()
     assert expert_topk.fused.suits(score, k)
@@ -156,7 +156,7 @@ def test_experts_and_their_rows(experts, k):
     assert max(found) < 4e-3
 
 
-def test_a_wide_linear_map():
+def test_linear_fp32():
     torch.manual_seed(0)
     x, weight = leaf(500, 256), leaf(32, 256)
     assert linear_fp32.fused.suits(x, weight)
@@ -165,7 +165,7 @@ def test_a_wide_linear_map():
     assert max(dx, dweight) < 5e-3
 
 
-def test_a_wide_linear_map_with_exact_weights():
+def test_linear_fp32_with_float32_weights():
     torch.manual_seed(0)
     x = leaf(500, 256)
     weight = torch.randn(16, 256, device="cuda", requires_grad=True)
@@ -176,7 +176,7 @@ def test_a_wide_linear_map_with_exact_weights():
 
 
 @pytest.mark.parametrize("ignored", [0, 200])
-def test_the_loss(ignored):
+def test_linear_cross_entropy(ignored):
     torch.manual_seed(0)
     hidden, head = leaf(500, 64), leaf(5000, 64, scale=0.2)
     target = torch.randint(0, 5000, (500,), device="cuda")
@@ -192,7 +192,7 @@ def test_the_loss(ignored):
     assert max(dhidden, dhead) < 6e-3
 
 
-def test_float32_parameters_step_together_as_they_do_alone():
+def test_the_fused_adamw_step_matches_the_cpu():
     torch.manual_seed(0)
     values = [torch.randn(40, 30), torch.randn(7), torch.randn(3, 8, 8)]
     grads = [[torch.randn_like(value) for value in values] for _ in range(3)]
@@ -216,9 +216,9 @@ def test_float32_parameters_step_together_as_they_do_alone():
         assert error(found.cpu(), expected) < 1e-6
 
 
-def test_a_network_is_as_near_the_truth_with_every_twin_as_without():
-    """bfloat16 all along: both roundings differ from float64, and from each other, by as much."""
-    network = born(latent_config(mtp=None)).cuda().cast(torch.bfloat16)
+def test_a_network_is_as_accurate_with_kernels_as_without():
+    """Both run in bfloat16, so both differ from float64, and from each other, by as much."""
+    network = build_network(latent_config(mtp=None)).cuda().cast(torch.bfloat16)
     token_T, layout = tokens(90).cuda(), AttentionMetadata.packed([50, 40], device="cuda")
 
     def run():
@@ -241,5 +241,5 @@ def test_a_network_is_as_near_the_truth_with_every_twin_as_without():
         true_T, true = run()
     assert float((loss_T.mean() - true_T.mean()).abs()) < 2e-2
     assert float((plain_T.mean() - true_T.mean()).abs()) < 2e-2
-    # A router or an indexer whose best two are a rounding apart chooses either.
+    # A router or an indexer may choose either of two scores that differ by a rounding.
     assert distance(grads) < 1.5 * distance(plain) + 0.02

@@ -1,4 +1,4 @@
-"""Rows of scores that are hard to choose from, and the rule of choosing, by a stable sort."""
+"""Rows of scores with difficult ties, and top-k by a stable sort as the expected result."""
 
 import numpy as np
 
@@ -8,28 +8,26 @@ def relu(x):
 
 
 KINDS = {
-    "random": lambda chance, n: chance.normal(size=n),
-    "many ties": lambda chance, n: (chance.normal(size=n) * 20).round(),
-    "plateau of zeros": lambda chance, n: relu(chance.normal(size=n) - 2.5),
-    "plateau elsewhere": lambda chance, n: relu(chance.normal(size=n) - 1.0) + 3.7,
-    "plateau under a slope": lambda chance, n: relu(chance.normal(size=n) - 0.9),
-    "one of them huge": lambda chance, n: np.where(
-        np.arange(n) == n // 3, 1e30, chance.normal(size=n)
-    ),
-    "far from zero": lambda chance, n: 1e3 + 1e-3 * chance.normal(size=n),
-    "one value": lambda chance, n: np.full(n, -1.25),
-    "both zeros": lambda chance, n: np.where(chance.random(n) < 0.5, -0.0, 0.0),
-    "wide range": lambda chance, n: np.exp(chance.normal(size=n) * 8) - 1,
-    "negative": lambda chance, n: -np.abs(chance.normal(size=n)),
-    "tiny": lambda chance, n: chance.normal(size=n) * 1e-42,
-    "ramp": lambda chance, n: np.arange(n),
-    "ramp down": lambda chance, n: -np.arange(n),
-    "hot end": lambda chance, n: chance.normal(size=n) + 50.0 * (np.arange(n) >= n - n // 8),
-    "late plateau": lambda chance, n: np.where(np.arange(n) < n - n // 3, -1.0, 0.0),
-    "mostly NaN": lambda chance, n: np.where(chance.random(n) < 0.9, np.nan, chance.normal(size=n)),
-    "NaN alone": lambda chance, n: np.full(n, np.nan),
-    "mostly -inf": lambda chance, n: np.where(chance.random(n) < 0.97, -np.inf, 1.0),
-    "infinities": lambda chance, n: np.where(chance.random(n) < 0.4, np.inf, -np.inf),
+    "random": lambda rng, n: rng.normal(size=n),
+    "many ties": lambda rng, n: (rng.normal(size=n) * 20).round(),
+    "plateau of zeros": lambda rng, n: relu(rng.normal(size=n) - 2.5),
+    "plateau above zero": lambda rng, n: relu(rng.normal(size=n) - 1.0) + 3.7,
+    "plateau under a slope": lambda rng, n: relu(rng.normal(size=n) - 0.9),
+    "one of them huge": lambda rng, n: np.where(np.arange(n) == n // 3, 1e30, rng.normal(size=n)),
+    "far from zero": lambda rng, n: 1e3 + 1e-3 * rng.normal(size=n),
+    "one value": lambda rng, n: np.full(n, -1.25),
+    "both zeros": lambda rng, n: np.where(rng.random(n) < 0.5, -0.0, 0.0),
+    "wide range": lambda rng, n: np.exp(rng.normal(size=n) * 8) - 1,
+    "negative": lambda rng, n: -np.abs(rng.normal(size=n)),
+    "tiny": lambda rng, n: rng.normal(size=n) * 1e-42,
+    "ramp": lambda rng, n: np.arange(n),
+    "ramp down": lambda rng, n: -np.arange(n),
+    "hot end": lambda rng, n: rng.normal(size=n) + 50.0 * (np.arange(n) >= n - n // 8),
+    "late plateau": lambda rng, n: np.where(np.arange(n) < n - n // 3, -1.0, 0.0),
+    "mostly NaN": lambda rng, n: np.where(rng.random(n) < 0.9, np.nan, rng.normal(size=n)),
+    "NaN alone": lambda rng, n: np.full(n, np.nan),
+    "mostly -inf": lambda rng, n: np.where(rng.random(n) < 0.97, -np.inf, 1.0),
+    "infinities": lambda rng, n: np.where(rng.random(n) < 0.4, np.inf, -np.inf),
 }
 
 
