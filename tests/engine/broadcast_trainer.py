@@ -1,4 +1,4 @@
-"""A trainer in a process of its own, which broadcasts its weights as trainers of the field do."""
+"""A trainer process that broadcasts its weights as slime and verl do."""
 
 import os
 import socket
@@ -9,14 +9,14 @@ from tests.parallel.ranks import FORKS
 
 
 @contextmanager
-def trainer(world, seed=11, name="weights", backend="gloo"):
-    """(connection to it, port where its group meets); it is killed when the block ends."""
+def trainer(world_size, seed=11, name="weights", backend="gloo"):
+    """(connection to it, rendezvous port of its group); killed when the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ours, theirs = FORKS.Pipe()
-    asked = (theirs, port, world, seed, name, backend)
-    process = FORKS.Process(target=_train, args=asked, daemon=True)
+    arguments = (theirs, port, world_size, seed, name, backend)
+    process = FORKS.Process(target=_train, args=arguments, daemon=True)
     process.start()
     try:
         yield ours, port
@@ -26,9 +26,8 @@ def trainer(world, seed=11, name="weights", backend="gloo"):
         ours.close()
 
 
-def _train(orders, port, world, seed, name, backend):
-    """Orders are lists of names to broadcast; None among them is a place to die, `...` one to fall
-    silent."""
+def _train(commands, port, world_size, seed, name, backend):
+    """Commands are lists of names to broadcast; at None the process exits, at `...` it hangs."""
     import torch
     from torch import distributed as dist
     from torch.distributed.distributed_c10d import (
@@ -39,17 +38,17 @@ def _train(orders, port, world, seed, name, backend):
     )
 
     from paddock.checkpoint.weight_sync import iter_released_tensors
-    from tests.model.networks import born, latent_config
+    from tests.model.networks import build_network, latent_config
 
     torch.set_num_threads(1)
     timeout = timedelta(seconds=60)
-    weights = dict(iter_released_tensors(born(latent_config(), seed=seed)))
+    weights = dict(iter_released_tensors(build_network(latent_config(), seed=seed)))
     weights["model.norm.weight.long"] = torch.ones(40)
     if backend == "nccl":
         os.environ |= {"NCCL_HOSTID": "trainer", "NCCL_SOCKET_IFNAME": "lo"}
         torch.cuda.set_device(0)
         weights = {tensor: value.cuda() for tensor, value in weights.items()}
-    store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, world, timeout=timeout))
+    store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, world_size, timeout=timeout))
     group, _ = _new_process_group_helper(
         size,
         rank,
@@ -59,12 +58,12 @@ def _train(orders, port, world, seed, name, backend):
         group_name=name,
         timeout=timeout,
     )
-    dist.distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
+    dist.distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
     while True:
-        for tensor in orders.recv():
+        for tensor in commands.recv():
             if tensor is None:
                 os._exit(1)
             if tensor is ...:
-                orders.recv()
+                commands.recv()
             dist.broadcast(weights[tensor].contiguous(), src=0, group=group)
-        orders.send("sent")
+        commands.send("sent")

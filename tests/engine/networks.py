@@ -1,4 +1,4 @@
-"""Networks to serve, and what they would say if nobody batched, cached or drafted anything."""
+"""Networks to serve, and checks against one uncached forward pass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from paddock.engine import Engine, EngineSettings, Request, RequestOutput
 from paddock.model import AttentionMetadata, Transformer
 from paddock.model.config import WeightInitSettings
 from paddock.records import Completion, SamplingParams
-from tests.model.networks import VOCAB, born, grouped_config, latent_config, tokens
+from tests.model.networks import VOCAB, build_network, grouped_config, latent_config, tokens
 
 SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
 
@@ -21,30 +21,30 @@ SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", 
 def network(name: str) -> Transformer:
     match name:
         case "sparse":
-            return born(latent_config())
+            return build_network(latent_config())
         case "shared":
-            return born(latent_config(indexer=SHARED))
+            return build_network(latent_config(indexer=SHARED))
         case "dense":
-            return born(latent_config(attention=("mla",) * 4, indexer=None))
+            return build_network(latent_config(attention=("mla",) * 4, indexer=None))
         case "grouped":
-            return born(grouped_config("gqa", "swa"))
-        case "recurrent":  # its output norm blows up rounding, so it is served in float64
-            return born(grouped_config("gdn", "gqa", "simple_gdn")).cast(torch.float64)
+            return build_network(grouped_config("gqa", "swa"))
+        case "recurrent":  # its output norm amplifies rounding, so it is served in float64
+            return build_network(grouped_config("gdn", "gqa", "simple_gdn")).cast(torch.float64)
         case "counting":
             return counting()
     raise KeyError(name)
 
 
 def copy_of(network: Transformer) -> Transformer:
-    """For an engine that will be given other weights."""
-    twin = Transformer(network.config)
-    twin.load_state_dict(network.state_dict())
-    return twin.eval()
+    """A copy for an engine whose weights will be updated."""
+    clone = Transformer(network.config)
+    clone.load_state_dict(network.state_dict())
+    return clone.eval()
 
 
 def counting() -> Transformer:
-    """A network that has learnt to go on counting, and its MTP layer with it: nearly every draft is
-    right, but for those right after a text that was no count."""
+    """A network and MTP layer trained to continue counting: nearly every draft is accepted, except
+    right after a prompt that does not count."""
     torch.manual_seed(0)
     network = Transformer.from_config(latent_config(init=WeightInitSettings(std=0.06)), 0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-2)
@@ -75,8 +75,8 @@ def prompts(count: int, longest: int = 40, seed: int = 0) -> list[tuple[int, ...
 def assert_scores(
     network: Transformer, prompt: tuple[int, ...], got: Completion, temperature: float = 1.0
 ) -> torch.Tensor:
-    """The reply's log-probabilities are those a trainer finds in one forward pass over all of it.
-    Returns the logits that each of its tokens was chosen from."""
+    """The reply's log-probabilities match one forward pass over prompt and reply. Returns the
+    logits that its tokens were sampled from."""
     logits_TV = network.logits(prompt + got.token_ids)[len(prompt) - 1 : -1]
     token_T1 = torch.tensor(got.token_ids).unsqueeze(1)
     wanted_T = (logits_TV / temperature).log_softmax(-1).gather(1, token_T1).squeeze(1)
@@ -85,8 +85,8 @@ def assert_scores(
 
 
 def assert_greedy(network: Transformer, prompt: tuple[int, ...], got: Completion) -> None:
-    """Each token is the best after those before it, in one forward pass over all of them: then the
-    reply is the one that greedy decoding without any cache would give."""
+    """Each token is the argmax in one forward pass over prompt and reply, as in greedy decoding
+    without a cache."""
     logits_TV = assert_scores(network, prompt, got)
     assert got.token_ids == tuple(logits_TV.argmax(-1).tolist())
 
@@ -109,9 +109,9 @@ def greedy(prompt: tuple[int, ...], count: int = 12, **changes) -> Request:
     )
 
 
-def answers_at_once(serving: Engine, requests: list[Request]) -> list[RequestOutput]:
-    """The answers to requests that are all there before the first step, however slowly they come:
-    what they compete for (pages, slots) then does not depend on the machine."""
+def generate_as_one_batch(serving: Engine, requests: list[Request]) -> list[RequestOutput]:
+    """Outputs of requests that are all queued before the first step, so that competition for pages
+    and slots does not depend on timing."""
     serving.pause("in_place")
     inboxes: list[SimpleQueue] = [SimpleQueue() for _ in requests]
     for request, inbox in zip(requests, inboxes, strict=True):
@@ -121,16 +121,16 @@ def answers_at_once(serving: Engine, requests: list[Request]) -> list[RequestOut
 
 
 @contextmanager
-def frozen_once_begun(serving: Engine, count: int = 1) -> Iterator[None]:
-    """The engine takes no further step once `count` of the requests submitted in here have had a
-    token, so none can end before the test has done something to it. Goes on afterwards."""
-    submit, begun = serving.submit, set()
+def paused_once_started(serving: Engine, count: int = 1) -> Iterator[None]:
+    """Pause the engine once `count` of the requests submitted inside the block have a token, so
+    that none finishes before the test acts on it. Resumes afterwards."""
+    submit, started = serving.submit, set()
 
     def watched(request, deliver, *, streamed=False, **more):
         def freeze(delta):  # on the engine's thread, between two steps
-            if len(begun) < count:
-                begun.add(id(deliver))
-                serving._loop.paused = len(begun) == count
+            if len(started) < count:
+                started.add(id(deliver))
+                serving._loop.paused = len(started) == count
             if streamed or isinstance(delta, Exception) or delta.output is not None:
                 deliver(delta)
 

@@ -1,4 +1,4 @@
-"""However a request is served, it gets the reply and the scores it would get alone."""
+"""Batch invariance: a request gets the same reply and log-probabilities as when served alone."""
 
 import asyncio
 
@@ -8,11 +8,11 @@ import torch
 from paddock.engine import Request
 from paddock.records import SamplingParams
 from tests.engine.networks import (
-    answers_at_once,
     assert_greedy,
     assert_scores,
     copy_of,
     engine,
+    generate_as_one_batch,
     greedy,
     network,
     prompts,
@@ -49,11 +49,11 @@ CASES += [(kind, c) for kind in OTHERS for c in ("chunks", "no pages to spare")]
 
 
 @pytest.mark.parametrize(("kind", "condition"), CASES)
-def test_greedy_replies_do_not_depend_on_how_they_are_served(kind, condition):
+def test_greedy_replies_do_not_depend_on_batching(kind, condition):
     settings = settings_for(kind, **CONDITIONS[condition])
     with engine(network(kind), **settings) as serving:
-        asked = PROMPTS if condition == "batch of 32" else FEW
-        check(kind, answers_at_once(serving, [greedy(prompt, COUNT) for prompt in asked]))
+        batch = PROMPTS if condition == "batch of 32" else FEW
+        check(kind, generate_as_one_batch(serving, [greedy(prompt, COUNT) for prompt in batch]))
         if condition == "no pages to spare":
             assert serving.stats().preemptions > 0
         assert serving.audit() == []
@@ -63,7 +63,7 @@ def test_greedy_replies_do_not_depend_on_how_they_are_served(kind, condition):
     ("kind", "steps"),
     [("counting", 1), ("counting", 5), ("sparse", 3), ("shared", 2), ("dense", 3)],
 )
-def test_drafts_change_nothing_but_the_time(kind, steps):
+def test_drafts_do_not_change_replies(kind, steps):
     with engine(network(kind), num_speculative_tokens=steps) as serving:
         check(kind, serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW]))
         again = serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW])
@@ -75,9 +75,9 @@ def test_drafts_change_nothing_but_the_time(kind, steps):
 
 
 @pytest.mark.parametrize("condition", ["chunks", "few at a time", "no pages to spare"])
-def test_drafts_under_pressure(condition):
+def test_drafts_with_a_full_kv_cache(condition):
     with engine(network("counting"), num_speculative_tokens=3, **CONDITIONS[condition]) as serving:
-        check("counting", answers_at_once(serving, [greedy(prompt, COUNT) for prompt in FEW]))
+        check("counting", generate_as_one_batch(serving, [greedy(prompt, COUNT) for prompt in FEW]))
         if condition == "no pages to spare":
             assert serving.stats().preemptions > 0
         assert serving.audit() == []
@@ -90,7 +90,7 @@ def test_alone(kind):
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("sparse", 0), ("sparse", 3), ("grouped", 0)])
-def test_what_is_in_the_prefix_cache_is_not_computed_again(kind, steps):
+def test_cached_prefixes_are_not_recomputed(kind, steps):
     with engine(network(kind), num_speculative_tokens=steps) as serving:
         check(kind, serving.generate_outputs([greedy(prompt, COUNT) for prompt in FEW]))
         before = serving.stats()
@@ -103,7 +103,7 @@ def test_what_is_in_the_prefix_cache_is_not_computed_again(kind, steps):
         assert after.counters.prefill_tokens - before.counters.prefill_tokens == total - found
 
 
-def test_a_conversation_finds_its_own_past():
+def test_a_conversation_reuses_its_cached_turns():
     with engine(network("counting"), num_speculative_tokens=2) as serving:
         prompt = PROMPTS[0]
         for _ in range(3):
@@ -113,19 +113,19 @@ def test_a_conversation_finds_its_own_past():
             prompt = prompt + answer.completion.token_ids + (1, 2)
 
 
-def test_requests_that_begin_alike_are_read_once():
+def test_a_shared_prefix_is_prefilled_once():
     shared = tuple(tokens(40).tolist())
-    together = [(*shared, i) for i in range(8)]
+    prompts_ = [(*shared, i) for i in range(8)]
     with engine(network("sparse")) as serving:
-        answers = serving.generate_outputs([greedy(prompt, 4) for prompt in together])
-        for prompt, answer in zip(together, answers, strict=True):
+        answers = serving.generate_outputs([greedy(prompt, 4) for prompt in prompts_])
+        for prompt, answer in zip(prompts_, answers, strict=True):
             assert_greedy(network("sparse"), prompt, answer.completion)
         assert serving.stats().counters.prefill_tokens == 41 + 7
 
 
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_new_weights_that_are_the_old_ones_change_nothing(mode, steps):
+def test_updating_to_the_same_weights_changes_nothing(mode, steps):
     same = network("counting").state_dict()
 
     async def main(serving):
@@ -162,16 +162,16 @@ SAMPLING = {
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_a_seed_decides_the_reply_whatever_else_is_served_and_drafted(name):
+def test_a_seed_determines_the_reply_in_any_batch(name):
     sampling = SAMPLING[name]
-    ask = [Request(token_ids=prompt, sampling_params=sampling) for prompt in FEW]
+    requests = [Request(token_ids=prompt, sampling_params=sampling) for prompt in FEW]
     with engine(network("counting")) as serving:
-        alone = [serving.generate_output(request).completion for request in ask[:4]]
-        again = [answer.completion for answer in serving.generate_outputs(ask)]
+        alone = [serving.generate_output(request).completion for request in requests[:4]]
+        again = [answer.completion for answer in serving.generate_outputs(requests)]
     with engine(
         network("counting"), num_speculative_tokens=3, max_prefill_tokens=9, **PRESSED
     ) as serving:
-        drafted = [answer.completion for answer in serving.generate_outputs(ask)]
+        drafted = [answer.completion for answer in serving.generate_outputs(requests)]
         assert serving.stats().accept_length > 1.1
     assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in again[:4]]
     assert [reply.token_ids for reply in again] == [reply.token_ids for reply in drafted]
@@ -180,13 +180,13 @@ def test_a_seed_decides_the_reply_whatever_else_is_served_and_drafted(name):
             assert_scores(network("counting"), prompt, reply, temperature=sampling.temperature)
 
 
-def test_replies_differ_between_seeds_and_between_places():
+def test_replies_differ_between_seeds_and_positions():
     with engine(network("sparse")) as serving:
-        ask = [
+        requests = [
             Request(token_ids=(7,), sampling_params=SamplingParams(max_new_tokens=12, seed=seed))
             for seed in range(30)
         ]
-        replies = [answer.completion.token_ids for answer in serving.generate_outputs(ask)]
+        replies = [answer.completion.token_ids for answer in serving.generate_outputs(requests)]
     assert len(set(replies)) == 30
     first = torch.tensor([reply[0] for reply in replies])
     second = torch.tensor([reply[1] for reply in replies])

@@ -1,7 +1,7 @@
-"""Steps of fixed shape: the same replies, whatever a batch is filled up with.
+"""CUDA graph batches: padding to fixed shapes does not change replies.
 
-On a CPU nothing is recorded: the work is done again from the same inputs. So these tests see what
-the inputs say; that a device repeats what it recorded is seen on a GPU (test_cuda_graphs_gpu).
+On a CPU nothing is captured: the function runs again on the same static inputs. So these tests
+cover the inputs; capture and replay are tested on a GPU (test_cuda_graphs_gpu).
 """
 
 from itertools import pairwise
@@ -23,10 +23,10 @@ from paddock.engine.settings import cached_layers
 from paddock.records import SamplingParams
 from tests.engine.networks import (
     VOCAB,
-    answers_at_once,
     assert_greedy,
     copy_of,
     engine,
+    generate_as_one_batch,
     greedy,
     network,
     prompts,
@@ -41,7 +41,7 @@ def graphs_of(serving):
 
 
 def check(kind, serving):
-    answers = answers_at_once(serving, [greedy(prompt, COUNT) for prompt in PROMPTS])
+    answers = generate_as_one_batch(serving, [greedy(prompt, COUNT) for prompt in PROMPTS])
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert_greedy(network(kind), prompt, answer.completion)
 
@@ -58,7 +58,7 @@ def test_replies_are_the_same(kind):
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("counting", 1), ("counting", 4), ("sparse", 3)])
-def test_drafts_too(kind, steps):
+def test_replies_are_the_same_with_drafts(kind, steps):
     with engine(network(kind), cuda_graphs=True, num_speculative_tokens=steps) as serving:
         check(kind, serving)
         check(kind, serving)
@@ -71,7 +71,7 @@ def test_drafts_too(kind, steps):
         assert serving.audit() == []
 
 
-def test_under_pressure():
+def test_replies_are_the_same_with_a_full_kv_cache():
     with engine(
         network("counting"),
         cuda_graphs=True,
@@ -84,7 +84,7 @@ def test_under_pressure():
         assert serving.audit() == []
 
 
-def test_sampled_replies_are_those_without():
+def test_sampled_replies_are_the_same_without_graphs():
     sampling = SamplingParams(max_new_tokens=COUNT, seed=3, temperature=0.8, top_p=0.9)
     replies = []
     for graphs in (False, True):
@@ -93,7 +93,7 @@ def test_sampled_replies_are_those_without():
     assert replies[0] == replies[1]
 
 
-def test_new_weights_in_the_old_place_keep_the_recordings():
+def test_in_place_weight_updates_keep_the_graphs():
     own = copy_of(network("counting"))
     with engine(own, cuda_graphs=True) as serving:
         serving.generate_output(greedy(PROMPTS[0], COUNT))
@@ -107,7 +107,7 @@ def test_new_weights_in_the_old_place_keep_the_recordings():
         assert graphs_of(serving).count == before > 0
 
 
-def test_weights_in_another_place_do_not():
+def test_weights_at_new_addresses_drop_the_graphs():
     def move(net):
         for parameter in net.parameters():
             parameter.data = parameter.data.clone()
@@ -124,17 +124,17 @@ def test_weights_in_another_place_do_not():
         assert not set(map(id, old.values())) & set(map(id, graphs_of(serving)._inputs.values()))
 
 
-def test_only_decoding_is_recorded():
-    """Reading what is left of a prompt is a batch as well, of any of sixteen sizes."""
+def test_only_decode_steps_are_captured():
+    """Prefilling the rest of a prompt is a batch too, of any of sixteen sizes."""
     with engine(network("sparse"), cuda_graphs=True, page_size=4) as serving:
         for length in (5, 9, 14):
-            for _ in range(2):  # the second time behind what was kept of the first
+            for _ in range(2):  # the second time from the prefix cache
                 serving.generate_output(greedy(tuple(range(length)), 4))
         assert {size.query_len for size in graphs_of(serving)._inputs} == {1}
 
 
-class Ticking:
-    """A clock of steps: one that reads takes 30 ms, one that decodes 1."""
+class StepClock:
+    """A simulated clock: a prefill step takes 30 ms, a decode step 1 ms."""
 
     def __init__(self):
         self.now, self.reading = 0.0, []
@@ -155,8 +155,8 @@ class Ticking:
 
 
 @pytest.mark.parametrize(("gather_s", "reads"), [(0.05, 2), (0.01, 4), (0.0, 7)])
-def test_prompts_wait_to_be_read_together_while_others_decode(gather_s, reads):
-    clock, answers = Ticking(), SimpleQueue()
+def test_prefills_are_delayed_to_share_a_step(gather_s, reads):
+    clock, answers = StepClock(), SimpleQueue()
     later = [tuple((5 * i + j) % VOCAB for j in range(9)) for i in range(6)]
     settings = {
         "page_size": 4,
@@ -169,7 +169,7 @@ def test_prompts_wait_to_be_read_together_while_others_decode(gather_s, reads):
         clock.around(serving._loop.runner)
 
         def deliver(delta):
-            """Called on the engine's thread: every fifth token of the first another prompt."""
+            """On the engine thread: submits another prompt at every fifth token of the first."""
             step = len(clock.reading)
             if step % 5 == 0 and step <= 5 * len(later):
                 serving.submit(greedy(later[step // 5 - 1], 2), answers.put)
@@ -188,7 +188,7 @@ def test_prompts_wait_to_be_read_together_while_others_decode(gather_s, reads):
     assert all(b - a > 1000 * min(gather_s, 0.03) for a, b in pairwise(at))
 
 
-def test_where_they_are_not_wanted_there_are_none():
+def test_graphs_can_be_disabled_and_unsupported_networks_have_none():
     with engine(network("sparse")) as serving:
         assert graphs_of(serving) is None
     with engine(network("sparse"), cuda_graphs=True, capture_routing=True) as serving:
@@ -198,7 +198,7 @@ def test_where_they_are_not_wanted_there_are_none():
 
 
 def graphs(**settings):
-    config = network("sparse").config  # chooses 8 keys
+    config = network("sparse").config  # topk 8
     chosen = EngineSettings(
         page_size=4, num_pages=64, context_length=100, cuda_graphs=True, **settings
     )
@@ -213,13 +213,13 @@ def graphs(**settings):
 @pytest.mark.parametrize(
     ("sequences", "longest", "size"),
     [
-        (1, 8, CudaGraphKey(1, 1, 2)),  # as many keys as need no choice
+        (1, 8, CudaGraphKey(1, 1, 2)),  # no more keys than topk
         (3, 9, CudaGraphKey(4, 1, 4)),
         (4, 17, CudaGraphKey(4, 1, 8)),
-        (5, 100, CudaGraphKey(6, 1, 25)),  # never more than there can be
+        (5, 100, CudaGraphKey(6, 1, 25)),  # never more than the maximum
     ],
 )
-def test_sizes_are_few(sequences, longest, size):
+def test_batches_are_padded_to_few_sizes(sequences, longest, size):
     past_B = np.full(sequences, longest - 1)
     assert (
         graphs(max_running_requests=6).key_for(UniformDecodeBatch(np.arange(sequences), past_B, 1))
@@ -227,11 +227,11 @@ def test_sizes_are_few(sequences, longest, size):
     )
 
 
-def test_what_is_missing_is_the_first_again():
-    place = torch.full((4, 2), 9.0)
-    copy_padded(place, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    assert place.tolist() == [[1, 2], [3, 4], [1, 2], [1, 2]]
-    asked = UniformDecodeBatch(np.array([5, 3]), np.array([7, 8]), 2).padded_to(4)
-    assert asked.slot_B.tolist() == [5, 3, 5, 5]
-    assert asked.past_len_B.tolist() == [7, 8, 7, 7]
-    assert (asked.tokens, asked.max_len) == (8, 10)
+def test_padding_repeats_the_first_row():
+    buffer = torch.full((4, 2), 9.0)
+    copy_padded(buffer, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert buffer.tolist() == [[1, 2], [3, 4], [1, 2], [1, 2]]
+    padded = UniformDecodeBatch(np.array([5, 3]), np.array([7, 8]), 2).padded_to(4)
+    assert padded.slot_B.tolist() == [5, 3, 5, 5]
+    assert padded.past_len_B.tolist() == [7, 8, 7, 7]
+    assert (padded.tokens, padded.max_len) == (8, 10)

@@ -1,4 +1,4 @@
-"""Recorded steps on a GPU say what steps taken one launch at a time say."""
+"""CUDA graph replay gives the replies of eager steps on a GPU."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ COUNT = 16
 
 
 @pytest.mark.parametrize("kind", ["sparse", "shared", "dense", "grouped", "counting"])
-def test_float32_replies_are_the_cpus(kind):
-    """References alone: no twin takes float32, and nothing is recorded."""
+def test_float32_replies_match_the_cpu(kind):
+    """References only: no kernel supports float32, and nothing is captured."""
     there = copy_of(network(kind)).cuda()
     with engine(there, cuda_graphs=False) as serving:
         for prompt in PROMPTS[:3]:
@@ -46,24 +46,24 @@ def halves():
     return small().cuda().cast(torch.bfloat16)
 
 
-def replies(network, asked, **settings):
+def replies(network, prompts_, **settings):
     chosen = EngineSettings(kv_cache_bytes=1 << 28, stop_token_ids=(), page_size=64, **settings)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=24)
     with Engine(network, None, chosen) as serving:
-        ask = [Request(token_ids=prompt, sampling_params=sampling) for prompt in asked]
-        found = [answer.completion for answer in serving.generate_outputs(ask)]
-        recorded = serving._loop.runner.graphs
+        requests = [Request(token_ids=prompt, sampling_params=sampling) for prompt in prompts_]
+        found = [answer.completion for answer in serving.generate_outputs(requests)]
+        graphs = serving._loop.runner.graphs
         assert serving.audit() == []
-    return found, recorded
+    return found, graphs
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_recorded_steps_repeat_what_single_launches_do(halves, count):
-    """Batches that need no filling up: the same kernels on the same numbers, so the same bits."""
-    asked = [tuple(torch.randint(0, 32_000, (50 + 30 * i,)).tolist()) for i in range(count)]
-    plain, none = replies(halves, asked, cuda_graphs=False)
-    found, recorded = replies(halves, asked)
-    assert none is None and recorded.count > 0
+def test_replayed_steps_match_eager_steps(halves, count):
+    """Batches without padding: the same kernels on the same inputs."""
+    prompts_ = [tuple(torch.randint(0, 32_000, (50 + 30 * i,)).tolist()) for i in range(count)]
+    plain, none = replies(halves, prompts_, cuda_graphs=False)
+    found, graphs = replies(halves, prompts_)
+    assert none is None and graphs.count > 0
     same = sum(a.token_ids == b.token_ids for a, b in zip(plain, found, strict=True))
     assert same == count
     for a, b in zip(plain, found, strict=True):
@@ -73,20 +73,20 @@ def test_recorded_steps_repeat_what_single_launches_do(halves, count):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_drafts_and_odd_batches(halves, steps):
-    asked = [tuple(torch.randint(0, 32_000, (40 + 17 * i,)).tolist()) for i in range(5)]
-    plain, _ = replies(halves, asked, cuda_graphs=False, num_speculative_tokens=steps)
-    found, recorded = replies(halves, asked, num_speculative_tokens=steps)
-    names = {name for inputs in recorded._inputs.values() for name in inputs.captured}
+def test_replayed_steps_match_with_drafts_and_padding(halves, steps):
+    prompts_ = [tuple(torch.randint(0, 32_000, (40 + 17 * i,)).tolist()) for i in range(5)]
+    plain, _ = replies(halves, prompts_, cuda_graphs=False, num_speculative_tokens=steps)
+    found, graphs = replies(halves, prompts_, num_speculative_tokens=steps)
+    names = {name for inputs in graphs._inputs.values() for name in inputs.captured}
     assert {"decode", "mtp_extend"} <= names
-    for a, b in zip(plain, found, strict=True):  # rounding may part them, but not at once
+    for a, b in zip(plain, found, strict=True):  # rounding may make them diverge, but not at once
         assert a.token_ids[:2] == b.token_ids[:2]
         torch.testing.assert_close(
             torch.tensor(a.logprobs[:2]), torch.tensor(b.logprobs[:2]), atol=5e-2, rtol=0
         )
 
 
-def test_new_weights_reach_a_recording(halves):
+def test_weight_updates_reach_captured_graphs(halves):
     other = small()
     with torch.no_grad():
         for parameter in other.parameters():

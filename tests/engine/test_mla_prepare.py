@@ -1,7 +1,7 @@
-"""Steps of decoding prepared in two calls give the replies of the operations one by one.
+"""Decode steps prepared in two fused calls give the replies of the separate operations.
 
-On a GPU the twin decides where (see tests/kernels/test_mla_prepare_gpu); here it is told to take
-what it can get, and the reference computes.
+On a GPU the kernel decides when it applies (see tests/kernels/test_mla_prepare_gpu); here it is
+always enabled, and the reference computes.
 """
 
 import pytest
@@ -16,8 +16,8 @@ from paddock.model.attention.mla import MLA
 from paddock.model.config import RopeSettings
 from tests.engine.networks import assert_greedy, copy_of, engine, greedy, network, prompts
 from tests.engine.test_weight_versions import other
-from tests.engine.weight_updates import assert_new
-from tests.model.networks import born, latent_config
+from tests.engine.weight_updates import assert_serves_new_weights
+from tests.model.networks import build_network, latent_config
 
 PROMPTS = prompts(6)
 COUNT = 10
@@ -28,12 +28,12 @@ HALVES = {
 
 
 def network_of(kind):
-    return born(latent_config(**HALVES)) if kind == "halves" else copy_of(network(kind))
+    return build_network(latent_config(**HALVES)) if kind == "halves" else copy_of(network(kind))
 
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """How many layers were prepared at once."""
+    """Counts the layers that were prepared by the fused calls."""
     monkeypatch.setattr(mla_prepare, "suits", lambda *_: True)
     count, plain = [], MLA.prepare_decode
 
@@ -59,13 +59,13 @@ def test_replies_are_those_of_greedy_decoding(kind, joined, prepared):
         assert_greedy(network_of(kind), prompt, answer.completion)
 
 
-def test_new_weights_reach_what_was_laid_together(prepared):
+def test_weight_updates_reach_fused_weights(prepared):
     own = copy_of(network("sparse"))
     own.fuse_weights()
     with engine(own) as serving:
         serving.generate_outputs(map(greedy, PROMPTS))
         EngineWeightUpdater(serving).update_from_model(other(), version=7, mode="retract")
-        assert_new(serving)
+        assert_serves_new_weights(serving)
     assert set(prepared) == set(range(4))
     assert own.layers[0].attention.q_a.weight.untyped_storage().data_ptr() == (
         own.layers[0].attention.kv_a.weight.untyped_storage().data_ptr()
@@ -79,14 +79,14 @@ def test_drafts_are_prepared_too(prepared):
     assert_greedy(network("counting"), PROMPTS[0], reply)
 
 
-def test_a_cpu_takes_the_operations_one_by_one(monkeypatch):
+def test_the_cpu_runs_separate_operations(monkeypatch):
     monkeypatch.setattr(MLA, "prepare_decode", None)
     with engine(network("sparse")) as serving:
         assert len(serving.generate_output(greedy(PROMPTS[0], COUNT)).completion.token_ids) == COUNT
 
 
 class Storage:
-    """Rows of one layer: the fewest things that a step of decoding asks of a memory."""
+    """KV cache of one layer with the minimum that a decode step needs."""
 
     def __init__(self, kv_slot_T, **widths):
         self.stored = {name: torch.full((40, width), 7.0) for name, width in widths.items()}
@@ -102,7 +102,7 @@ class Storage:
 
 @pytest.mark.parametrize("kind", ["sparse", "halves"])
 @torch.no_grad()
-def test_a_layer_prepares_what_it_projects_bit_for_bit(kind):
+def test_prepared_inputs_equal_the_projections_bitwise(kind):
     own = network_of(kind)
     attention = own.layers[0].attention
     position_T = torch.tensor([9, 30, 4])

@@ -1,4 +1,4 @@
-"""Pages and the prefix tree against a model so simple that it cannot be wrong."""
+"""Page allocator and radix cache against a simple model."""
 
 import pytest
 from hypothesis import settings
@@ -10,28 +10,28 @@ from paddock.engine.radix_cache import RadixCache
 
 SIZE, COUNT = 2, 12
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
-WORLDS = st.integers(0, 1)
+NAMESPACES = st.integers(0, 1)
 
 
-class Holding(RuleBasedStateMachine):
-    """Sequences come and go; the model knows what each world has ever been told and who holds what.
+class RadixCacheMachine(RuleBasedStateMachine):
+    """Sequences start and end; the model tracks the content of every page and its references.
 
-    Each page's "content" is what was written when it was taken. A match must return pages whose
-    content is exactly the tokens asked for.
+    A page's content is set when it is allocated. A match must return pages whose content is exactly
+    the requested tokens.
     """
 
     def __init__(self):
         super().__init__()
         self.pages = PageAllocator(COUNT)
         self.radix = RadixCache(self.pages, SIZE)
-        self.content = {}  # page -> (world, all tokens up to and with it)
-        self.sequences = []  # (world, tokens, pages)
+        self.content = {}  # page -> (namespace, all tokens up to its end)
+        self.sequences = []  # (namespace, tokens, pages)
 
-    @rule(world=WORLDS, tokens=TOKENS)
-    def begin(self, world, tokens):
-        found = self.radix.match_prefix(world, tokens, len(tokens))
+    @rule(namespace=NAMESPACES, tokens=TOKENS)
+    def start(self, namespace, tokens):
+        found = self.radix.match_prefix(namespace, tokens, len(tokens))
         for i, page in enumerate(found, start=1):
-            assert self.content[page] == (world, tuple(tokens[: i * SIZE]))
+            assert self.content[page] == (namespace, tuple(tokens[: i * SIZE]))
         need = len(tokens) // SIZE - len(found)
         if need > self.pages.num_free:
             self.radix.evict(need - self.pages.num_free)
@@ -41,28 +41,28 @@ class Holding(RuleBasedStateMachine):
             self.pages.decref(found)
             return
         for i, page in enumerate(fresh, start=len(found) + 1):
-            self.content[page] = (world, tuple(tokens[: i * SIZE]))
-        self.sequences.append((world, tokens, found + fresh))
+            self.content[page] = (namespace, tuple(tokens[: i * SIZE]))
+        self.sequences.append((namespace, tokens, found + fresh))
 
     @precondition(lambda self: self.sequences)
-    @rule(which=st.integers(0, 99), remember=st.booleans())
-    def end(self, which, remember):
-        world, tokens, pages = self.sequences.pop(which % len(self.sequences))
-        if remember:
-            pages = self.radix.insert(world, tokens, pages)
-            known = self.radix.matched_tokens(world, tokens, len(tokens))
+    @rule(which=st.integers(0, 99), insert=st.booleans())
+    def end(self, which, insert):
+        namespace, tokens, pages = self.sequences.pop(which % len(self.sequences))
+        if insert:
+            pages = self.radix.insert(namespace, tokens, pages)
+            known = self.radix.matched_tokens(namespace, tokens, len(tokens))
             assert known == len(tokens) // SIZE * SIZE
         self.pages.decref(pages)
 
     @precondition(lambda self: self.sequences)
     @rule(which=st.integers(0, 99))
-    def remember_and_go_on(self, which):
+    def insert_and_continue(self, which):
         which %= len(self.sequences)
-        world, tokens, pages = self.sequences[which]
-        pages = self.radix.insert(world, tokens, pages)
+        namespace, tokens, pages = self.sequences[which]
+        pages = self.radix.insert(namespace, tokens, pages)
         for i, page in enumerate(pages, start=1):
-            assert self.content[page] == (world, tuple(tokens[: i * SIZE]))
-        self.sequences[which] = (world, tokens, pages)
+            assert self.content[page] == (namespace, tuple(tokens[: i * SIZE]))
+        self.sequences[which] = (namespace, tokens, pages)
 
     @rule(count=st.integers(1, 5))
     def evict(self, count):
@@ -75,7 +75,7 @@ class Holding(RuleBasedStateMachine):
         self.radix.clear()
 
     @invariant()
-    def nobody_is_forgotten(self):
+    def every_reference_is_counted(self):
         held = [
             page for _, _, pages in self.sequences for page in pages
         ] + self.radix.pages_in_tree()
@@ -88,8 +88,8 @@ class Holding(RuleBasedStateMachine):
         )
 
 
-TestHolding = Holding.TestCase
-TestHolding.settings = settings(max_examples=60, stateful_step_count=30)
+TestRadixCache = RadixCacheMachine.TestCase
+TestRadixCache.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def filled(*texts):
@@ -101,7 +101,7 @@ def filled(*texts):
     return radix
 
 
-def test_the_longest_unused_goes_first():
+def test_the_least_recently_used_is_evicted_first():
     radix = filled([1, 1, 2, 2], [3, 3], [1, 1, 4, 4])
     radix.pages.decref(radix.match_prefix(0, [1, 1, 2, 2], 4))
     radix.evict(2)
@@ -110,7 +110,7 @@ def test_the_longest_unused_goes_first():
     assert radix.matched_tokens(0, [1, 1, 2, 2], 4) == 4
 
 
-def test_looking_without_holding_changes_nothing():
+def test_matched_tokens_does_not_touch_the_lru_order():
     radix = filled([1, 1], [2, 2])
     radix.matched_tokens(0, [1, 1], 2)
     radix.evict(1)
@@ -122,10 +122,10 @@ def test_a_limit_leaves_the_last_token_to_be_computed():
     assert radix.matched_tokens(0, [1, 1, 2, 2], 3) == 2
 
 
-def test_a_world_knows_nothing_of_another():
+def test_namespaces_do_not_share_prefixes():
     assert filled([1, 1]).matched_tokens(1, [1, 1], 2) == 0
 
 
-def test_more_pages_than_are_free_are_refused_with_the_numbers():
+def test_allocating_more_pages_than_are_free_raises_with_the_counts():
     with pytest.raises(OutOfPagesError, match="13 pages requested, 12 free"):
         PageAllocator(COUNT).allocate(13)

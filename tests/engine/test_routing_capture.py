@@ -1,4 +1,4 @@
-"""What the network chose while serving is what it chooses in a trainer's forward pass."""
+"""Captured routing (experts and selected keys) matches a trainer's forward pass."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ PROMPTS = prompts(10, seed=3)
 
 @torch.no_grad()
 def chosen(net, token_ids):
-    """Experts and kept keys of one forward pass over everything."""
+    """Experts and selected keys of one forward pass over the whole sequence."""
     output = net(
         torch.tensor(token_ids),
         AttentionMetadata.packed([len(token_ids)]),
@@ -43,12 +43,12 @@ def chosen(net, token_ids):
         ("sparse", {"num_pages": 40, "context_length": 64}),
     ],
 )
-def test_choices_are_the_trainers(kind, settings):
+def test_captured_routing_matches_a_forward_pass(kind, settings):
     net = network(kind)
     with engine(net, capture_routing=True, **settings) as serving:
         for _ in range(2):  # the second time from the prefix cache
-            ask = [greedy(prompt, 12, return_routing=True) for prompt in PROMPTS]
-            for prompt, answer in zip(PROMPTS, serving.generate_outputs(ask), strict=True):
+            requests = [greedy(prompt, 12, return_routing=True) for prompt in PROMPTS]
+            for prompt, answer in zip(PROMPTS, serving.generate_outputs(requests), strict=True):
                 expert_TLK, index_TLK = chosen(net, prompt + answer.completion.token_ids)
                 assert len(answer.routing.expert_TLK) == len(prompt) + 12 - 1
                 np.testing.assert_array_equal(answer.routing.expert_TLK, expert_TLK[:-1])
@@ -56,6 +56,6 @@ def test_choices_are_the_trainers(kind, settings):
         assert "num_pages" in settings or serving.stats().prefix_cache_hit_tokens > 0
 
 
-def test_nothing_is_kept_that_nobody_may_ask_for():
+def test_nothing_is_captured_unless_enabled():
     with engine(network("sparse")) as serving:
         assert serving.generate_output(greedy((1, 2, 3))).routing is None

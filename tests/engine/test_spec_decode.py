@@ -1,4 +1,4 @@
-"""Drafts come from an MTP layer that has seen every token, at its place."""
+"""Drafts come from an MTP layer that has processed every token at its position."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from tests.model.networks import VOCAB
 
 
 @pytest.fixture
-def guessed(monkeypatch):
-    """Every text that was drafted for, with its first draft."""
+def first_drafts(monkeypatch):
+    """Every context that was drafted for, with its first draft."""
     seen = {}
     guess = Drafter.propose
 
@@ -33,15 +33,15 @@ def guessed(monkeypatch):
         ("sparse", {"num_pages": 40, "context_length": 64}),
     ],
 )
-def test_a_first_draft_is_what_training_predicts_there(kind, settings, guessed):
-    """Whatever was accepted, rejected, cached, chunked or retracted before: no gap, no shift."""
-    net, asked = network(kind), prompts(6, seed=6)
+def test_a_first_draft_matches_the_mtp_forward_pass(kind, settings, first_drafts):
+    """No gap or shift after accepted, rejected, cached, chunked or preempted tokens."""
+    net, prompts_ = network(kind), prompts(6, seed=6)
     with engine(net, num_speculative_tokens=3, **settings) as serving:
         for _ in range(2):  # the second time from the prefix cache
-            serving.generate_outputs([greedy(prompt, 10) for prompt in asked])
-    assert len(guessed) > 15
+            serving.generate_outputs([greedy(prompt, 10) for prompt in prompts_])
+    assert len(first_drafts) > 15
     wrong = 0
-    for text, draft in guessed.items():
+    for text, draft in first_drafts.items():
         token_T, layout = torch.tensor(text), AttentionMetadata.packed([len(text)])
         with torch.no_grad():
             hidden_TD = net(token_T, layout).hidden_TD
@@ -50,11 +50,11 @@ def test_a_first_draft_is_what_training_predicts_there(kind, settings, guessed):
             wrong += draft != int(net.head(state_TD[-2]).argmax())
     # A row at the end of a cached page was made with the token that followed there, which may not
     # be the one that follows here: such a draft may differ, and costs nothing but a rejection.
-    assert wrong <= 0.02 * len(guessed)
+    assert wrong <= 0.02 * len(first_drafts)
 
 
-def test_what_can_be_foreseen_is_foreseen():
-    """A count goes on for as long as one likes: nearly every draft is kept."""
+def test_predictable_text_has_a_high_acceptance_rate():
+    """Counting is fully predictable: nearly every draft is accepted."""
     counts = [tuple((start + i) % VOCAB for i in range(30)) for start in range(0, 40, 5)]
     with engine(network("counting"), num_speculative_tokens=2) as serving:
         serving.generate_outputs([greedy(count, 20) for count in counts])

@@ -1,4 +1,4 @@
-"""What is told while the next step runs is told in order, whole and once."""
+"""Streaming: deltas arrive in order, complete and once while the next step runs."""
 
 import asyncio
 import time
@@ -11,9 +11,9 @@ from paddock.engine import EngineError
 from tests.engine.networks import (
     assert_greedy,
     engine,
-    frozen_once_begun,
     greedy,
     network,
+    paused_once_started,
     prompts,
 )
 from tests.patience import until, until_async
@@ -29,13 +29,13 @@ def serving(request):
         yield found
 
 
-async def heard(serving, prompt):
+async def deltas_of(serving, prompt):
     return [delta async for delta in serving.stream(greedy(prompt, COUNT))]
 
 
-def test_deltas_make_the_reply(serving):
+def test_deltas_add_up_to_the_reply(serving):
     async def main():
-        return await asyncio.gather(*(heard(serving, prompt) for prompt in PROMPTS))
+        return await asyncio.gather(*(deltas_of(serving, prompt) for prompt in PROMPTS))
 
     for prompt, deltas in zip(PROMPTS, asyncio.run(main()), strict=True):
         answer = deltas[-1].output
@@ -47,7 +47,7 @@ def test_deltas_make_the_reply(serving):
     assert serving.audit() == []
 
 
-def test_a_pause_keeps_nothing_back(serving):
+def test_a_pause_delivers_all_tokens(serving):
     async def main():
         first = asyncio.Event()
         tokens = []
@@ -58,7 +58,7 @@ def test_a_pause_keeps_nothing_back(serving):
                 first.set()
             return delta.output
 
-        with frozen_once_begun(serving):
+        with paused_once_started(serving):
             task = asyncio.create_task(listen())
             await first.wait()
             await asyncio.to_thread(serving.pause, "in_place")
@@ -72,7 +72,7 @@ def test_a_pause_keeps_nothing_back(serving):
     assert serving.audit() == []
 
 
-def test_an_abort_comes_behind_what_was_said(serving):
+def test_an_abort_comes_after_the_delivered_tokens(serving):
     async def main():
         tokens = []
         async for delta in serving.stream(greedy(PROMPTS[0], 100, id="one")):
@@ -87,7 +87,7 @@ def test_an_abort_comes_behind_what_was_said(serving):
     assert serving.audit() == []
 
 
-def test_a_busy_loop_is_woken_once_for_all_replies(serving, monkeypatch):
+def test_a_busy_event_loop_is_woken_once_for_all_replies(serving, monkeypatch):
     async def main():
         loop, woken = asyncio.get_running_loop(), []
         wake = loop.call_soon_threadsafe
@@ -96,7 +96,7 @@ def test_a_busy_loop_is_woken_once_for_all_replies(serving, monkeypatch):
         )
         serving.pause("retract")
         tasks = [asyncio.create_task(serving.async_generate(greedy(p, COUNT))) for p in PROMPTS]
-        await asyncio.sleep(0)  # all have asked
+        await asyncio.sleep(0)  # all are submitted
         serving.resume()
         until(lambda: serving.stats().counters.finished == len(PROMPTS))  # the loop is busy
         assert len(woken) == 1
@@ -106,28 +106,30 @@ def test_a_busy_loop_is_woken_once_for_all_replies(serving, monkeypatch):
         assert_greedy(network("counting"), prompt, answer.completion)
 
 
-def test_an_id_that_was_free_again_has_two_answers():
+def test_a_reused_id_gets_both_outputs():
     with engine(network("sparse")) as engine_:
 
-        def asked():
+        def requests():
             yield greedy((1,), 2, id="x")
-            while engine_._ids:  # until the first is answered
+            while engine_._ids:  # until the first is finished
                 engine_.stats()
             yield greedy((1, 2), 3, id="x")
 
-        lengths = [len(answer.completion.token_ids) for answer in engine_.generate_outputs(asked())]
+        lengths = [
+            len(answer.completion.token_ids) for answer in engine_.generate_outputs(requests())
+        ]
     assert lengths == [2, 3]
 
 
-def test_when_an_engine_closes_nobody_waits_because_of_another_client():
-    closing, inbox, begun, go = engine(network("sparse")), SimpleQueue(), Event(), Event()
-    closing.run_between_steps(lambda network: begun.set() or go.wait())
-    begun.wait()
+def test_closing_the_engine_fails_all_clients_despite_a_broken_one():
+    closing, inbox, started, go = engine(network("sparse")), SimpleQueue(), Event(), Event()
+    closing.run_between_steps(lambda network: started.set() or go.wait())
+    started.wait()
     closed = Thread(target=closing.close)
     closed.start()
-    while not closing._loop._inbox.qsize():  # the end is on its way; who comes now is behind it
+    while not closing._loop._inbox.qsize():  # the close is queued; later requests come after it
         time.sleep(0.001)
-    closing.submit(greedy((1, 2), 4), lambda delta: {}["nobody takes it"])
+    closing.submit(greedy((1, 2), 4), lambda delta: {}["a failing callback"])
     closing.run_between_steps(lambda network: None).cancel()
     closing.submit(greedy((1, 2), 4), inbox.put)
     go.set()
@@ -137,7 +139,7 @@ def test_when_an_engine_closes_nobody_waits_because_of_another_client():
 
 def test_leaving_a_stream_aborts_its_request():
     async def main(engine):
-        with frozen_once_begun(engine):
+        with paused_once_started(engine):
             async for _ in engine.stream(greedy(PROMPTS[0], 80)):
                 break
             await until_async(lambda: not engine.stats().running)
@@ -149,7 +151,7 @@ def test_leaving_a_stream_aborts_its_request():
         assert streaming.audit() == []
 
 
-def test_an_aborted_request_keeps_what_it_wrote():
+def test_an_aborted_request_keeps_its_tokens():
     seen, done = [], SimpleQueue()
 
     def deliver(delta):  # on the engine's thread, between two steps

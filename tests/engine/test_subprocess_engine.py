@@ -1,4 +1,4 @@
-"""An engine in a process of its own says what one in this process says, and may die."""
+"""An engine in a subprocess: same replies as in this process, and recovery from crashes."""
 
 import asyncio
 import os
@@ -16,12 +16,12 @@ from paddock.engine.subprocess_engine import MAX_RESTARTS
 from paddock.engine.subprocess_server import FlattenedTensorBucket
 from paddock.records import SamplingParams
 from tests.engine.networks import copy_of, engine, network
-from tests.engine.networks import prompts as drawn
+from tests.engine.networks import prompts as random_prompts
 from tests.engine.test_weight_versions import other
 from tests.engine.weight_updates import HEAD, tensors
 from tests.patience import PATIENCE_S, until, until_async
 
-PROMPTS = drawn(12, seed=8)
+PROMPTS = random_prompts(12, seed=8)
 
 
 def sparse():
@@ -30,27 +30,27 @@ def sparse():
 
 
 def only_once(marker):
-    """An engine, the first time."""
+    """An engine on the first call, an error afterwards."""
     if marker.exists():
         raise OSError("no memory left")
     marker.touch()
     return sparse()
 
 
-def in_the_child():
+def fail_in_child():
     assert parent_process() is not None
     raise ValueError("the folder has no weights")
 
 
 @pytest.fixture(scope="module")
-def apart():
+def subprocess_engine():
     with SubprocessEngine(sparse) as found:
         yield found
         assert found.audit() == []
 
 
 @pytest.fixture
-def mortal():
+def killable_engine():
     with SubprocessEngine(sparse) as found:
         yield found
 
@@ -60,7 +60,7 @@ def sampled(prompt, seed, count=12):
     return Request(token_ids=prompt, sampling_params=sampling)
 
 
-async def everything(found, requests):
+async def generate_all(found, requests):
     return await asyncio.gather(*map(found.async_generate, requests))
 
 
@@ -68,11 +68,11 @@ async def deltas(found, request):
     return [delta async for delta in found.stream(request)]
 
 
-def asked(*, version):
-    """The replies of an engine in this process that serves the weights of that version."""
-    with engine(copy_of(network("sparse") if version == 0 else other())) as here:
-        here.update_weights(lambda _: None, version)
-        return asyncio.run(everything(here, [sampled(p, i) for i, p in enumerate(PROMPTS)]))
+def expected_outputs(*, version):
+    """The outputs of an engine in this process with the weights of that version."""
+    with engine(copy_of(network("sparse") if version == 0 else other())) as local:
+        local.update_weights(lambda _: None, version)
+        return asyncio.run(generate_all(local, [sampled(p, i) for i, p in enumerate(PROMPTS)]))
 
 
 def assert_same(answers, expected):
@@ -83,94 +83,98 @@ def assert_same(answers, expected):
         assert found.prompt_tokens == wanted.prompt_tokens
 
 
-def test_it_says_what_an_engine_here_says(apart):
+def test_replies_match_an_engine_in_this_process(subprocess_engine):
     requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
-    assert_same(asyncio.run(everything(apart, requests)), asked(version=0))
+    assert_same(asyncio.run(generate_all(subprocess_engine, requests)), expected_outputs(version=0))
 
 
-def test_a_stream_comes_piece_by_piece(apart):
-    every = asyncio.run(deltas(apart, sampled(PROMPTS[0], 0)))
+def test_a_stream_is_delivered_incrementally(subprocess_engine):
+    every = asyncio.run(deltas(subprocess_engine, sampled(PROMPTS[0], 0)))
     assert len(every) > 3
     done = every[-1].output.completion
     assert tuple(i for delta in every for i in delta.token_ids) == done.token_ids
     assert all(delta.output is None for delta in every[:-1])
 
 
-def test_what_no_engine_could_answer_is_refused_with_the_numbers(apart):
+def test_invalid_requests_are_rejected_with_the_numbers(subprocess_engine):
     with pytest.raises(InvalidRequestError, match="token id 100000 is not in"):
-        asyncio.run(apart.async_generate(sampled((1, 100000), 0)))
-    assert asyncio.run(apart.check_health())
+        asyncio.run(subprocess_engine.async_generate(sampled((1, 100000), 0)))
+    assert asyncio.run(subprocess_engine.check_health())
 
 
-def test_whoever_goes_away_leaves_nothing_behind(apart):
+def test_cancelled_and_disconnected_clients_leave_nothing_behind(subprocess_engine):
     async def leave():
-        await asyncio.to_thread(apart.pause, "in_place")  # or it may be answered before
-        asking = asyncio.create_task(apart.async_generate(sampled(PROMPTS[0], 0, count=80)))
-        await until_async(lambda: apart.stats().waiting)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.to_thread(apart.resume)
-        async for _ in apart.stream(sampled(PROMPTS[1], 0, count=80)):
+        await asyncio.to_thread(subprocess_engine.pause, "in_place")  # or it may finish before
+        pending = asyncio.create_task(
+            subprocess_engine.async_generate(sampled(PROMPTS[0], 0, count=80))
+        )
+        await until_async(lambda: subprocess_engine.stats().waiting)
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
+        await asyncio.to_thread(subprocess_engine.resume)
+        async for _ in subprocess_engine.stream(sampled(PROMPTS[1], 0, count=80)):
             break
 
     asyncio.run(leave())
-    until(lambda: not apart.stats().running)
-    assert apart.stats().waiting == 0
-    assert apart.audit() == []
+    until(lambda: not subprocess_engine.stats().running)
+    assert subprocess_engine.stats().waiting == 0
+    assert subprocess_engine.audit() == []
 
 
-def test_whoever_loses_patience_or_fails_does_not_make_it_deaf(apart):
+def test_a_cancelled_or_failing_client_does_not_block_others(subprocess_engine):
     async def main():
-        beat = asyncio.create_task(apart.check_health())
+        beat = asyncio.create_task(subprocess_engine.check_health())
         await asyncio.sleep(0)
-        beat.cancel()  # before the answer is there
+        beat.cancel()  # before the reply arrives
         await asyncio.gather(beat, return_exceptions=True)
-        apart.submit(sampled(PROMPTS[0], 0), lambda delta: {}["nobody takes it"], streamed=True)
+        subprocess_engine.submit(
+            sampled(PROMPTS[0], 0), lambda delta: {}["a failing callback"], streamed=True
+        )
         async with asyncio.timeout(60):
-            answer = await apart.async_generate(sampled(PROMPTS[1], 1))
-            return len(answer.completion.token_ids), await apart.check_health()
+            answer = await subprocess_engine.async_generate(sampled(PROMPTS[1], 1))
+            return len(answer.completion.token_ids), await subprocess_engine.check_health()
 
     assert asyncio.run(main()) == (12, True)
 
 
-def test_while_paused_it_begins_nothing(apart):
+def test_no_request_starts_while_paused(subprocess_engine):
     async def paused():
-        await asyncio.to_thread(apart.pause, "in_place")
-        asking = asyncio.create_task(apart.async_generate(sampled(PROMPTS[0], 0)))
-        done, _ = await asyncio.wait([asking], timeout=0.3)
+        await asyncio.to_thread(subprocess_engine.pause, "in_place")
+        pending = asyncio.create_task(subprocess_engine.async_generate(sampled(PROMPTS[0], 0)))
+        done, _ = await asyncio.wait([pending], timeout=0.3)
         assert not done
-        await asyncio.to_thread(apart.resume)
-        return await asking
+        await asyncio.to_thread(subprocess_engine.resume)
+        return await pending
 
     assert len(asyncio.run(paused()).completion.token_ids) == 12
 
 
-def test_new_weights_serve_and_damaged_ones_do_not(mortal):
+def test_new_weights_are_served_and_corrupt_ones_rejected(killable_engine):
     requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
     half = dict(list(tensors().items())[::2])
     with pytest.raises(CheckpointError, match="is missing"):
-        mortal.update_weights([WeightUpdate(7, half)])
+        killable_engine.update_weights([WeightUpdate(7, half)])
     broken = tensors() | {HEAD: tensors()[HEAD].detach().clone().fill_(float("nan"))}
     with pytest.raises(CheckpointError, match=HEAD):
-        mortal.update_weights([WeightUpdate(7, broken)])
-    assert mortal.stats().version == 0
-    assert_same(asyncio.run(everything(mortal, requests)), asked(version=0))
-    mortal.update_weights([WeightUpdate(7, tensors())], verify=True)
-    assert mortal.stats().version == 7
-    assert_same(asyncio.run(everything(mortal, requests)), asked(version=7))
+        killable_engine.update_weights([WeightUpdate(7, broken)])
+    assert killable_engine.stats().version == 0
+    assert_same(asyncio.run(generate_all(killable_engine, requests)), expected_outputs(version=0))
+    killable_engine.update_weights([WeightUpdate(7, tensors())], verify=True)
+    assert killable_engine.stats().version == 7
+    assert_same(asyncio.run(generate_all(killable_engine, requests)), expected_outputs(version=7))
 
 
-def test_what_was_sent_does_not_change_with_the_trainer(mortal):
-    """The trainer goes on writing where it wrote what it handed over."""
+def test_sent_weights_do_not_change_with_the_trainers_memory(killable_engine):
+    """The trainer overwrites the memory of the weights it has sent."""
     live = {name: tensor.detach().clone() for name, tensor in tensors().items()}
-    mortal.update_weights([WeightUpdate(7, live)])
+    killable_engine.update_weights([WeightUpdate(7, live)])
     for tensor in live.values():
         tensor.fill_(float("nan"))
     requests = [sampled(prompt, i) for i, prompt in enumerate(PROMPTS)]
-    assert_same(asyncio.run(everything(mortal, requests)), asked(version=7))
+    assert_same(asyncio.run(generate_all(killable_engine, requests)), expected_outputs(version=7))
 
 
-def test_a_bundle_holds_what_the_parcel_held():
+def test_a_flattened_bucket_keeps_the_weight_update():
     made = {"a": torch.arange(3.0), "b": torch.ones(2, 5, dtype=torch.bfloat16), "c": torch.ones(0)}
     found = FlattenedTensorBucket.from_update(WeightUpdate(3, made)).tensors()
     assert found.keys() == made.keys()
@@ -179,42 +183,42 @@ def test_a_bundle_holds_what_the_parcel_held():
         assert torch.equal(found[name], tensor)
 
 
-def test_a_killed_process_is_noticed_at_once_and_followed_by_another(mortal):
-    """What it was asked fails, the next one has the newest weights before it is asked."""
+def test_a_killed_process_is_detected_at_once_and_restarted(killable_engine):
+    """Its requests fail; the restarted process has the newest weights before it gets requests."""
 
     async def killed():
-        await asyncio.to_thread(mortal.pause, "in_place")  # or some may be answered before
-        asking = [
-            asyncio.create_task(mortal.async_generate(sampled(prompt, i, count=80)))
+        await asyncio.to_thread(killable_engine.pause, "in_place")  # or some may finish before
+        pending = [
+            asyncio.create_task(killable_engine.async_generate(sampled(prompt, i, count=80)))
             for i, prompt in enumerate(PROMPTS)
         ]
-        await until_async(lambda: mortal.stats().waiting == len(PROMPTS))
-        os.kill(mortal.pid, signal.SIGKILL)
+        await until_async(lambda: killable_engine.stats().waiting == len(PROMPTS))
+        os.kill(killable_engine.pid, signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_S):
-            return await asyncio.gather(*asking, return_exceptions=True)
+            return await asyncio.gather(*pending, return_exceptions=True)
 
-    mortal.update_weights([WeightUpdate(7, tensors())])
-    first = mortal.pid
+    killable_engine.update_weights([WeightUpdate(7, tensors())])
+    first = killable_engine.pid
     outcomes = asyncio.run(killed())
     assert all(isinstance(outcome, EngineError) for outcome in outcomes)
     assert "was killed by SIGKILL" in str(outcomes[0])
-    assert not mortal.healthy
-    assert not asyncio.run(mortal.check_health())
-    mortal.update_weights([WeightUpdate(8, tensors())])  # kept for whoever follows
-    mortal.restart_async()
-    mortal._restart_thread.join()
-    assert mortal.healthy and mortal.pid != first
-    assert mortal.stats().version == 8
-    answer = asyncio.run(mortal.async_generate(sampled(PROMPTS[0], 0)))
+    assert not killable_engine.healthy
+    assert not asyncio.run(killable_engine.check_health())
+    killable_engine.update_weights([WeightUpdate(8, tensors())])  # kept for the restarted process
+    killable_engine.restart_async()
+    killable_engine._restart_thread.join()
+    assert killable_engine.healthy and killable_engine.pid != first
+    assert killable_engine.stats().version == 8
+    answer = asyncio.run(killable_engine.async_generate(sampled(PROMPTS[0], 0)))
     assert [segment.version for segment in answer.completion.versions] == [8]
 
 
-def test_a_process_that_cannot_begin_says_why():
+def test_a_process_that_cannot_start_reports_why():
     with pytest.raises(EngineError, match="ValueError: the folder has no weights"):
-        SubprocessEngine(in_the_child)
+        SubprocessEngine(fail_in_child)
 
 
-def test_one_that_cannot_be_followed_is_given_up(tmp_path):
+def test_an_engine_that_cannot_restart_gives_up(tmp_path):
     with SubprocessEngine(partial(only_once, tmp_path / "marker")) as found:
         os.kill(found.pid, signal.SIGKILL)
         until(lambda: not found.healthy)
@@ -226,7 +230,7 @@ def test_one_that_cannot_be_followed_is_given_up(tmp_path):
             asyncio.run(found.async_generate(sampled(PROMPTS[0], 0)))
 
 
-def test_it_ends_with_its_owner():
+def test_closing_ends_the_process():
     found = SubprocessEngine(sparse)
     process = found._process
     found.close()

@@ -1,4 +1,4 @@
-"""An engine in a process of its own on the trainer's GPU: weights go by the device's handles."""
+"""An engine subprocess on the trainer's GPU: weights are sent by CUDA IPC handles."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def sparse():
     return engine(copy_of(network("sparse")).cuda(), cuda_graphs=False)
 
 
-def assert_says(found, serving, version):
+def assert_serves(found, serving, version):
     for prompt in PROMPTS:
         done = asyncio.run(found.async_generate(greedy(prompt, 16))).completion
         assert_greedy(serving, prompt, done)
@@ -34,29 +34,29 @@ def on_device():
     return {name: tensor.detach().cuda() for name, tensor in tensors().items()}
 
 
-def test_weights_of_the_trainers_gpu_serve_and_outlive_a_process():
-    with SubprocessEngine(sparse) as apart:
-        assert_says(apart, network("sparse"), 0)
+def test_weights_sent_by_cuda_ipc_survive_a_restart():
+    with SubprocessEngine(sparse) as subprocess_engine:
+        assert_serves(subprocess_engine, network("sparse"), 0)
         live = on_device()
-        apart.update_weights([WeightUpdate(7, live)], verify=True)
-        for tensor in live.values():  # the trainer goes on writing where it wrote
+        subprocess_engine.update_weights([WeightUpdate(7, live)], verify=True)
+        for tensor in live.values():  # the trainer overwrites its memory
             tensor.fill_(float("nan"))
         torch.cuda.synchronize()
-        assert_says(apart, other(), 7)
-        os.kill(apart.pid, signal.SIGKILL)
-        until(lambda: not apart.healthy)
-        apart.restart()
-        assert_says(apart, other(), 7)
-        assert apart.audit() == []
+        assert_serves(subprocess_engine, other(), 7)
+        os.kill(subprocess_engine.pid, signal.SIGKILL)
+        until(lambda: not subprocess_engine.healthy)
+        subprocess_engine.restart()
+        assert_serves(subprocess_engine, other(), 7)
+        assert subprocess_engine.audit() == []
 
 
-def test_every_update_leaves_the_device_as_full_as_before():
-    """The memory of the version before is given back once the next one is there."""
-    with SubprocessEngine(sparse) as apart:
-        taken = []
+def test_updates_do_not_leak_device_memory():
+    """The memory of the previous version is freed once the next one is loaded."""
+    with SubprocessEngine(sparse) as subprocess_engine:
+        allocated = []
         for version in range(1, 9):
-            apart.update_weights([WeightUpdate(version, on_device())])
+            subprocess_engine.update_weights([WeightUpdate(version, on_device())])
             torch.cuda.ipc_collect()
-            taken.append(torch.cuda.memory_allocated())
-        assert apart.stats().version == 8
-        assert taken[-1] <= taken[2]
+            allocated.append(torch.cuda.memory_allocated())
+        assert subprocess_engine.stats().version == 8
+        assert allocated[-1] <= allocated[2]

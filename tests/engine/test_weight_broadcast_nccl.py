@@ -1,7 +1,7 @@
 """A trainer broadcasts over NCCL to an engine on a GPU.
 
-Both share one GPU, which NCCL refuses to ranks of one host: each names a host of its own, so they
-talk through sockets, as two machines would.
+Both share one GPU, which NCCL does not allow for ranks of one host: each uses its own host id, so
+they communicate through sockets, as two hosts would.
 """
 
 import pytest
@@ -11,8 +11,15 @@ from paddock.checkpoint import CheckpointError
 from paddock.engine import EngineWeightUpdater
 from tests.engine.broadcast_trainer import trainer
 from tests.engine.networks import copy_of, engine, greedy, network
-from tests.engine.test_weight_broadcast import Group, Sent, sent
-from tests.engine.weight_updates import NORM, PROMPTS, assert_new, buckets, sums, tensors
+from tests.engine.test_weight_broadcast import Group, TensorSpec, specs
+from tests.engine.weight_updates import (
+    NORM,
+    PROMPTS,
+    assert_serves_new_weights,
+    buckets,
+    digests,
+    tensors,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -27,35 +34,35 @@ def serving(monkeypatch):
 
 
 def test_a_trainer_broadcasts_over_nccl(serving):
-    reload = EngineWeightUpdater(serving, timeout_s=60)
-    with trainer(world=2, backend="nccl") as (orders, port):
-        reload.init_group(Group(port, 1, backend="nccl"))
+    updater = EngineWeightUpdater(serving, timeout_s=60)
+    with trainer(world_size=2, backend="nccl") as (commands, port):
+        updater.init_group(Group(port, 1, backend="nccl"))
         serving.generate_outputs(map(greedy, PROMPTS))
         serving.pause("retract")
         for names in buckets(3):
-            orders.send(names)
-            reload.update_from_distributed("weights", sent(names), version=7, mode="in_place")
-            assert orders.recv() == "sent"
+            commands.send(names)
+            updater.update_from_distributed("weights", specs(names), version=7, mode="in_place")
+            assert commands.recv() == "sent"
         serving.resume()
-        assert_new(serving)
-        assert reload.checksums() == sums("new")
-        reload.destroy_group("weights")
+        assert_serves_new_weights(serving)
+        assert updater.checksums() == digests("new")
+        updater.destroy_group("weights")
 
 
-def test_what_nccl_brings_wrongly_is_refused_and_the_group_goes_on(serving):
-    reload = EngineWeightUpdater(serving, timeout_s=60)
-    with trainer(world=2, backend="nccl") as (orders, port):
-        reload.init_group(Group(port, 1, backend="nccl"))
-        orders.send([NORM])
+def test_wrong_tensor_specs_are_rejected_and_the_group_stays_usable(serving):
+    updater = EngineWeightUpdater(serving, timeout_s=60)
+    with trainer(world_size=2, backend="nccl") as (commands, port):
+        updater.init_group(Group(port, 1, backend="nccl"))
+        commands.send([NORM])
         with pytest.raises(CheckpointError, match="has shape"):
-            reload.update_from_distributed(
-                "weights", [Sent(NORM, "float32", (4, 8))], version=7, mode="abort"
+            updater.update_from_distributed(
+                "weights", [TensorSpec(NORM, "float32", (4, 8))], version=7, mode="abort"
             )
-        assert orders.recv() == "sent"
-        assert reload.checksums() == sums("old")
+        assert commands.recv() == "sent"
+        assert updater.checksums() == digests("old")
         names = list(tensors())
-        orders.send(names)
-        reload.update_from_distributed("weights", sent(names), version=7, mode="abort")
-        assert orders.recv() == "sent"
+        commands.send(names)
+        updater.update_from_distributed("weights", specs(names), version=7, mode="abort")
+        assert commands.recv() == "sent"
     torch.accelerator.synchronize()
-    assert_new(serving)
+    assert_serves_new_weights(serving)

@@ -1,4 +1,4 @@
-"""New weights from every source, whole or in buckets, right or wrong, while requests run."""
+"""Weight updates from every source, whole or in buckets, valid or not, while requests run."""
 
 import asyncio
 import pickle
@@ -17,14 +17,14 @@ from tests.engine.weight_updates import (
     NORM,
     PROMPT,
     PROMPTS,
-    assert_new,
-    assert_untouched,
+    assert_serves_new_weights,
+    assert_serves_old_weights,
     buckets,
+    digests,
     packed,
-    sums,
     tensors,
 )
-from tests.model.networks import born, latent_config
+from tests.model.networks import build_network, latent_config
 
 MODES = ["abort", "retract", "in_place"]
 
@@ -39,38 +39,38 @@ def serving():
 # --- while requests run -------------------------------------------------------------------------
 
 
-def from_disk(reload, folder, mode):
+def from_disk(updater, folder, mode):
     save_pretrained(other(), folder)
-    reload.update_from_disk(str(folder), version=7, mode=mode)
+    updater.update_from_disk(str(folder), version=7, mode=mode)
 
 
-def from_bytes(reload, _, mode):
-    reload.update_from_tensor([packed(names) for names in buckets(2)], version=7, mode=mode)
+def from_bytes(updater, _, mode):
+    updater.update_from_tensor([packed(names) for names in buckets(2)], version=7, mode=mode)
 
 
-def from_network(reload, _, mode):
-    reload.update_from_model(other(), version=7, mode=mode)
+def from_network(updater, _, mode):
+    updater.update_from_model(other(), version=7, mode=mode)
 
 
-def published(reload, _, mode):
+def published(updater, _, mode):
     parts = (WeightUpdate(7, {n: tensors()[n] for n in names}) for names in buckets(3))
-    reload.weight_publisher(mode)(parts)
+    updater.weight_publisher(mode)(parts)
 
 
 def while_running(serving, change):
-    """The answers to requests that had all begun, and not ended, before `change` was called."""
+    """Outputs of requests that were all running when `change` was called."""
 
     async def main():
-        begun = [asyncio.Event() for _ in PROMPTS]
+        started = [asyncio.Event() for _ in PROMPTS]
 
         async def reply(i):
             async for delta in serving.stream(greedy(PROMPTS[i], 24)):
-                begun[i].set()
+                started[i].set()
                 if delta.output is not None:
                     return delta.output
 
         tasks = [asyncio.create_task(reply(i)) for i in range(len(PROMPTS))]
-        for event in begun:
+        for event in started:
             await event.wait()
         await asyncio.to_thread(change)
         return await asyncio.gather(*tasks)
@@ -87,12 +87,12 @@ WAYS += [(from_disk, "in_place", True), (published, "retract", True)]
 def test_every_token_belongs_to_the_weights_that_sampled_it(
     serving, tmp_path, source, mode, in_place_buckets
 ):
-    reload = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets)
+    updater = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets)
     after = 0
 
     def change():
-        serving.pause("in_place")  # else they might be done before the weights have come
-        source(reload, tmp_path / "new", mode)
+        serving.pause("in_place")  # or they might finish before the update
+        source(updater, tmp_path / "new", mode)
         serving.resume()
 
     for prompt, answer in zip(PROMPTS, while_running(serving, change), strict=True):
@@ -111,28 +111,28 @@ def test_every_token_belongs_to_the_weights_that_sampled_it(
             assert versions == [0]
         after += len(got) - before
     assert (after == 0) == (mode == "abort")
-    assert reload.checksums() == sums("new")
-    assert reload.last_update.version == 7
-    assert reload.last_update.tensors == len(tensors())
-    assert reload.last_update.bytes == sum(t.nbytes for t in tensors().values())
-    assert_new(serving)
+    assert updater.checksums() == digests("new")
+    assert updater.last_update.version == 7
+    assert updater.last_update.tensors == len(tensors())
+    assert updater.last_update.bytes == sum(t.nbytes for t in tensors().values())
+    assert_serves_new_weights(serving)
 
 
 @pytest.mark.parametrize("in_place_buckets", [False, True])
-def test_an_engine_that_was_not_paused_runs_on(serving, in_place_buckets):
-    reload, running = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets), []
+def test_an_engine_that_was_not_paused_keeps_running(serving, in_place_buckets):
+    updater, running = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets), []
     answers = while_running(
         serving,
-        lambda: running.append(reload.update_from_model(other(), version=7, mode="retract")),
+        lambda: running.append(updater.update_from_model(other(), version=7, mode="retract")),
     )
     assert running == [sum(answer.preemptions for answer in answers)]
     assert [len(answer.completion.token_ids) for answer in answers] == [24] * len(PROMPTS)
-    assert reload.last_update.paused_s > 0
+    assert updater.last_update.paused_s > 0
     assert not serving.stats().paused
-    assert_new(serving)
+    assert_serves_new_weights(serving)
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- invalid updates ----------------------------------------------------------------------------
 
 
 def corrupted(data):
@@ -155,180 +155,180 @@ WRONG = {
 
 
 @pytest.mark.parametrize("why", WRONG)
-def test_wrong_tensors_change_nothing_and_cost_no_cached_page(serving, why):
-    reload, first = EngineWeightUpdater(serving), "model.embed_tokens.weight"
+def test_wrong_tensors_change_nothing_and_keep_the_prefix_cache(serving, why):
+    updater, first = EngineWeightUpdater(serving), "model.embed_tokens.weight"
     serving.generate_output(greedy(PROMPT))
     with pytest.raises(CheckpointError, match=why):
-        reload.update_from_tensor([packed([first]), WRONG[why]()], version=7, mode="abort")
-    assert_untouched(serving, reload)
+        updater.update_from_tensor([packed([first]), WRONG[why]()], version=7, mode="abort")
+    assert_serves_old_weights(serving, updater)
     assert serving.generate_output(greedy(PROMPT)).cached_tokens == 16
-    assert reload.last_update is None
+    assert updater.last_update is None
 
 
-def test_a_tensor_that_comes_twice_is_refused(serving):
-    reload = EngineWeightUpdater(serving)
+def test_a_duplicate_tensor_is_rejected(serving):
+    updater = EngineWeightUpdater(serving)
     with pytest.raises(CheckpointError, match=f"'{HEAD}' was sent twice"):
-        reload.update_from_tensor([packed([HEAD]), packed([HEAD])], version=7, mode="in_place")
-    assert_untouched(serving, reload)
+        updater.update_from_tensor([packed([HEAD]), packed([HEAD])], version=7, mode="in_place")
+    assert_serves_old_weights(serving, updater)
 
 
-def test_a_folder_of_another_network_is_refused(serving, tmp_path):
-    reload = EngineWeightUpdater(serving)
+def test_a_folder_of_another_network_is_rejected(serving, tmp_path):
+    updater = EngineWeightUpdater(serving)
     turned = latent_config().rope.model_copy(update={"theta": 200.0})
-    save_pretrained(born(latent_config(rope=turned), seed=11), tmp_path / "turned")
+    save_pretrained(build_network(latent_config(rope=turned), seed=11), tmp_path / "turned")
     with pytest.raises(CheckpointError, match=r"'rope' is .*200.* it is .*100"):
-        reload.update_from_disk(tmp_path / "turned", version=7, mode="abort")
+        updater.update_from_disk(tmp_path / "turned", version=7, mode="abort")
     with pytest.raises(CheckpointError, match="folder not found"):
-        reload.update_from_disk(tmp_path / "nowhere", version=7, mode="abort")
+        updater.update_from_disk(tmp_path / "nowhere", version=7, mode="abort")
     (tmp_path / "turned" / "model.safetensors").rename(tmp_path / "turned" / "model.bin")
     with pytest.raises(CheckpointError, match=r"pickle|rope"):
-        reload.update_from_disk(tmp_path / "turned", version=7, mode="abort")
-    assert_untouched(serving, reload)
+        updater.update_from_disk(tmp_path / "turned", version=7, mode="abort")
+    assert_serves_old_weights(serving, updater)
 
 
 @pytest.mark.parametrize("in_place_buckets", [False, True])
-def test_a_folder_without_its_mtp_layer_leaves_the_engines_own(serving, tmp_path, in_place_buckets):
+def test_a_folder_without_mtp_keeps_the_engines_mtp_layer(serving, tmp_path, in_place_buckets):
     config = latent_config(mtp=None)
-    bare = born(config, seed=3)
+    bare = build_network(config, seed=3)
     save_pretrained(bare, tmp_path / "bare")
-    reload = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets)
-    reload.update_from_disk(tmp_path / "bare", version=7, mode="abort")
-    own = {n: s for n, s in sums("old").items() if is_mtp(n, network("sparse").config)}
+    updater = EngineWeightUpdater(serving, in_place_buckets=in_place_buckets)
+    updater.update_from_disk(tmp_path / "bare", version=7, mode="abort")
+    own = {n: s for n, s in digests("old").items() if is_mtp(n, network("sparse").config)}
     assert own
-    assert reload.checksums() == weight_digests(bare) | own
+    assert updater.checksums() == weight_digests(bare) | own
 
 
 # --- a version in several parts -----------------------------------------------------------------
 
 
-def test_half_a_version_is_never_served(serving):
-    reload = EngineWeightUpdater(serving)
-    most = {name: tensors()[name] for names in buckets(4)[1:] for name in names}
+def test_an_incomplete_version_is_never_served(serving):
+    updater = EngineWeightUpdater(serving)
+    incomplete = {name: tensors()[name] for names in buckets(4)[1:] for name in names}
     with (
         pytest.raises(CheckpointError, match=r"is missing, one of \d+"),
-        reload.stage_update(7, "abort") as new,
+        updater.stage_update(7, "abort") as new,
     ):
-        new.add(most)
-    assert_untouched(serving, reload)
+        new.add(incomplete)
+    assert_serves_old_weights(serving, updater)
 
     def broken():
         yield WeightUpdate(7, {name: tensors()[name] for name in buckets(4)[0]})
         raise RuntimeError("the trainer fell over")
 
     with pytest.raises(RuntimeError, match="fell over"):
-        reload.weight_publisher()(broken())
+        updater.weight_publisher()(broken())
     with pytest.raises(CheckpointError, match="version 8 among those of 7"):
-        reload.weight_publisher()([WeightUpdate(7, {}), WeightUpdate(8, {})])
+        updater.weight_publisher()([WeightUpdate(7, {}), WeightUpdate(8, {})])
     with pytest.raises(CheckpointError, match="no weight update"):
-        reload.weight_publisher()([])
-    assert_untouched(serving, reload)
+        updater.weight_publisher()([])
+    assert_serves_old_weights(serving, updater)
 
 
-def test_a_trainer_may_gather_every_parcel_in_the_same_memory(serving):
+def test_a_trainer_may_reuse_one_buffer_for_every_weight_update(serving):
     def gathered():
-        room = torch.empty(max(t.numel() for t in tensors().values()))
+        buffer = torch.empty(max(t.numel() for t in tensors().values()))
         for name, tensor in tensors().items():
-            part = room[: tensor.numel()].view(tensor.shape)
+            part = buffer[: tensor.numel()].view(tensor.shape)
             yield WeightUpdate(7, {name: part.copy_(tensor)})
 
-    reload = EngineWeightUpdater(serving)
-    reload.weight_publisher()(gathered())
-    assert reload.checksums() == sums("new")
+    updater = EngineWeightUpdater(serving)
+    updater.weight_publisher()(gathered())
+    assert updater.checksums() == digests("new")
 
 
 @pytest.mark.parametrize("mtp", [True, False])
-def test_buckets_that_come_while_the_engine_pauses_make_one_version(serving, mtp):
-    reload = EngineWeightUpdater(serving)
+def test_buckets_received_while_paused_make_one_version(serving, mtp):
+    updater = EngineWeightUpdater(serving)
     serving.generate_outputs(map(greedy, PROMPTS))
     serving.pause("retract")
     for names in buckets(4, mtp=mtp):
-        reload.update_from_tensor([packed(names)], version=7, mode="in_place")
-    assert reload._buckets is None  # no memory is held for a way back that nobody needs
+        updater.update_from_tensor([packed(names)], version=7, mode="in_place")
+    assert updater._buckets is None  # no memory is held for a rollback
     serving.resume()
     if mtp:
-        assert reload.checksums() == sums("new")
-    assert_new(serving)
+        assert updater.checksums() == digests("new")
+    assert_serves_new_weights(serving)
 
 
-@pytest.mark.parametrize("versions", [(7, 7, 7), (1, 2, 7)])  # or the last alone says which
-def test_a_bucket_that_is_refused_takes_those_before_it_back(serving, versions):
-    reload = EngineWeightUpdater(serving)
+@pytest.mark.parametrize("versions", [(7, 7, 7), (1, 2, 7)])  # or only the last one matters
+def test_a_rejected_bucket_rolls_back_the_earlier_ones(serving, versions):
+    updater = EngineWeightUpdater(serving)
     serving.pause("abort")
     first, second, *_ = buckets(4)
-    # The second has a tensor of the first again, whose old value must not be lost.
-    reload.update_from_tensor([packed(first)], version=versions[0], mode="in_place")
+    # The second repeats a tensor of the first, whose old value must not be lost.
+    updater.update_from_tensor([packed(first)], version=versions[0], mode="in_place")
     twice = packed([*second, first[0]], **{first[0]: tensors()[first[0]] + 1})
-    reload.update_from_tensor([twice], version=versions[1], mode="in_place")
-    assert reload.checksums() != sums("old")
+    updater.update_from_tensor([twice], version=versions[1], mode="in_place")
+    assert updater.checksums() != digests("old")
     count = len(first) + len(second)
     with pytest.raises(CheckpointError, match=f"has shape .*; {count} tensors .* rolled back"):
-        reload.update_from_tensor([WRONG["has shape"]()], version=versions[2], mode="in_place")
+        updater.update_from_tensor([WRONG["has shape"]()], version=versions[2], mode="in_place")
     serving.resume()
-    assert_untouched(serving, reload)
+    assert_serves_old_weights(serving, updater)
 
 
-def test_what_was_served_is_not_taken_back(serving):
-    reload = EngineWeightUpdater(serving)
+def test_served_weights_are_not_rolled_back(serving):
+    updater = EngineWeightUpdater(serving)
     serving.pause("abort")
-    reload.update_from_tensor([packed([HEAD])], version=7, mode="in_place")
+    updater.update_from_tensor([packed([HEAD])], version=7, mode="in_place")
     serving.resume()
     serving.generate_output(greedy(PROMPT))
     serving.pause("abort")
-    with pytest.raises(CheckpointError) as refused:
-        reload.update_from_tensor([WRONG["pickle"]()], version=8, mode="in_place")
-    assert "rolled back" not in str(refused.value)
+    with pytest.raises(CheckpointError) as error:
+        updater.update_from_tensor([WRONG["pickle"]()], version=8, mode="in_place")
+    assert "rolled back" not in str(error.value)
     assert serving.version == 7
-    assert reload.checksums()[HEAD] == sums("new")[HEAD]
+    assert updater.checksums()[HEAD] == digests("new")[HEAD]
     serving.resume()
 
 
-def test_without_a_second_copy_the_engine_waits_for_a_whole_version(serving):
-    reload = EngineWeightUpdater(serving, in_place_buckets=True)
+def test_without_a_second_copy_the_engine_stays_paused_until_the_version_is_complete(serving):
+    updater = EngineWeightUpdater(serving, in_place_buckets=True)
     with (
         pytest.raises(CheckpointError, match="the engine is paused"),
-        reload.stage_update(7, "in_place") as new,
+        updater.stage_update(7, "in_place") as new,
     ):
         new.add({HEAD: tensors()[HEAD]})
     assert serving.stats().paused
-    reload.update_from_model(other(), version=7, mode="in_place")
+    updater.update_from_model(other(), version=7, mode="in_place")
     serving.resume()
-    assert_new(serving)
+    assert_serves_new_weights(serving)
     with (
         pytest.raises(CheckpointError, match="unexpected tensor"),
-        reload.stage_update(8, "in_place") as new,
+        updater.stage_update(8, "in_place") as new,
     ):
         new.add({"no.such": torch.ones(2)})
     assert not serving.stats().paused  # nothing was written
 
 
-# --- names of versions, and values --------------------------------------------------------------
+# --- version labels and values ------------------------------------------------------------------
 
 
-def test_a_client_gets_its_own_name_of_a_version_back():
+def test_clients_get_their_own_version_labels_back():
     labels = WeightVersionLabels()
-    said = ["default", "1", "step-40", "7", "step-40", "٣", ""]
-    numbers = [labels.version_of(each, newest=0) for each in said]
-    assert [labels.label_of(number) for number in numbers] == said
+    labels_in = ["default", "1", "step-40", "7", "step-40", "٣", ""]
+    numbers = [labels.version_of(each, newest=0) for each in labels_in]
+    assert [labels.label_of(number) for number in numbers] == labels_in
     assert numbers[2] == numbers[4]
-    assert len(set(numbers)) == len(set(said))
+    assert len(set(numbers)) == len(set(labels_in))
     assert labels.version_of("12", newest=3) == 12
 
 
-def test_values_are_the_first_numbers(serving):
-    reload = EngineWeightUpdater(serving)
+def test_get_weights_by_name_returns_the_first_values(serving):
+    updater = EngineWeightUpdater(serving)
     expected = network("sparse").head.weight.flatten()[:5].tolist()
-    assert reload.get_weights_by_name(HEAD, 5) == expected
+    assert updater.get_weights_by_name(HEAD, 5) == expected
     with pytest.raises(CheckpointError, match="tensor 'x' not found"):
-        reload.get_weights_by_name("x", 5)
+        updater.get_weights_by_name("x", 5)
     with pytest.raises(CheckpointError, match="got -1"):
-        reload.get_weights_by_name(HEAD, -1)
+        updater.get_weights_by_name(HEAD, -1)
 
 
-def test_what_is_served_otherwise_than_given_is_named(serving):
-    reload = EngineWeightUpdater(serving)
-    assert reload.mismatched(dict(iter_released_tensors(network("sparse")))) == []
+def test_mismatched_weights_are_listed(serving):
+    updater = EngineWeightUpdater(serving)
+    assert updater.mismatched(dict(iter_released_tensors(network("sparse")))) == []
     given = dict(iter_released_tensors(copy_of(network("sparse"))))
     given[HEAD][3, 1] += 1.0
     given["of another network"] = torch.zeros(1)
-    assert reload.mismatched(given) == [HEAD]
-    assert reload.mismatched({}) == []
+    assert updater.mismatched(given) == [HEAD]
+    assert updater.mismatched({}) == []

@@ -1,5 +1,5 @@
-"""New weights while requests run: every token belongs to the version that sampled it, and no row of
-one version ever answers for another."""
+"""Weight updates while requests run: every token is attributed to the version that sampled it, and
+KV entries of one version never serve another."""
 
 import asyncio
 from functools import cache
@@ -14,19 +14,19 @@ from tests.engine.networks import (
     assert_greedy,
     copy_of,
     engine,
-    frozen_once_begun,
     greedy,
     network,
+    paused_once_started,
     prompts,
 )
-from tests.model.networks import born, latent_config, tokens
+from tests.model.networks import build_network, latent_config, tokens
 
 PROMPTS = prompts(6, seed=8)
 
 
 @cache
 def other():
-    return born(latent_config(), seed=11)
+    return build_network(latent_config(), seed=11)
 
 
 def load_other(net):
@@ -34,20 +34,20 @@ def load_other(net):
 
 
 def swapped(mode, *, steps=0, prompts=PROMPTS, count=60):
-    """An engine whose weights were changed after every stream had begun, and the answers."""
+    """An engine whose weights were updated after every stream had started, and the outputs."""
 
     async def main(serving):
-        begun = [asyncio.Event() for _ in prompts]
+        started = [asyncio.Event() for _ in prompts]
 
         async def reply(i):
             async for delta in serving.stream(greedy(prompts[i], count)):
-                begun[i].set()
+                started[i].set()
                 if delta.output is not None:
                     return delta.output
 
-        with frozen_once_begun(serving, len(prompts)):
+        with paused_once_started(serving, len(prompts)):
             tasks = [asyncio.create_task(reply(i)) for i in range(len(prompts))]
-            for event in begun:
+            for event in started:
                 await event.wait()
             await asyncio.to_thread(serving.update_weights, load_other, 1, mode)
         return await asyncio.gather(*tasks)
@@ -63,8 +63,8 @@ def logprobs_of(net, prompt, reply):
 
 
 def assert_split(prompt, completion, *, exact_after):
-    """Tokens of version 0 have the scores of the old network; those of version 1, where their rows
-    were all computed anew, those of the new one."""
+    """Tokens of version 0 have the log-probabilities of the old network; those of version 1, if all
+    KV entries were recomputed, those of the new one."""
     versions = [segment.version for segment in completion.versions]
     assert versions in ([0], [0, 1])
     before = completion.versions[0].tokens
@@ -78,7 +78,7 @@ def assert_split(prompt, completion, *, exact_after):
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_retracted_requests_go_on_as_if_the_new_weights_had_read_it_all(steps):
+def test_retracted_requests_are_recomputed_with_the_new_weights(steps):
     serving, answers = swapped("retract", steps=steps)
     with serving:
         after = [
@@ -90,16 +90,17 @@ def test_retracted_requests_go_on_as_if_the_new_weights_had_read_it_all(steps):
         assert serving.audit() == []
 
 
-def test_a_prompt_that_is_read_anew_is_scored_anew():
-    """Half of it was read when the weights changed: none of its scores is the old weights'."""
+def test_a_recomputed_prompt_has_logprobs_of_the_new_weights():
+    """Half of it was prefilled before the update: none of its log-probabilities is of the old
+    weights."""
     prompt = tuple(tokens(60, seed=5).tolist())
     scored = SimpleQueue()
 
     def deliver(delta):  # on the engine's thread, between two steps
-        worker = serving._loop
-        reading = [s.num_computed for s in worker.scheduler.running if s.id == "scored"]
-        if worker.scheduler.version == 0 and reading and 16 <= reading[0] < 50:
-            worker.run_between_steps(lambda: worker.update_weights(load_other, 1, "retract"))
+        loop = serving._loop
+        prefilling = [s.num_computed for s in loop.scheduler.running if s.id == "scored"]
+        if loop.scheduler.version == 0 and prefilling and 16 <= prefilling[0] < 50:
+            loop.run_between_steps(lambda: loop.update_weights(load_other, 1, "retract"))
 
     with engine(copy_of(network("sparse")), max_prefill_tokens=4) as serving:
         serving.pause()
@@ -115,7 +116,7 @@ def test_a_prompt_that_is_read_anew_is_scored_anew():
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_requests_in_place_go_on_with_the_rows_they_have(steps):
+def test_requests_in_place_continue_with_their_old_kv_entries(steps):
     serving, answers = swapped("in_place", steps=steps)
     with serving:
         after, differs = 0, False
@@ -125,16 +126,16 @@ def test_requests_in_place_go_on_with_the_rows_they_have(steps):
             got = torch.tensor(answer.completion.logprobs)
             differs |= bool((got - new)[answer.completion.versions[0].tokens :].abs().max() > 1e-3)
         assert after > 0
-        assert differs  # else the rows were computed anew after all
+        assert differs  # or the KV entries were recomputed after all
         assert sum(answer.preemptions for answer in answers) == 0
-        # Whoever comes now, even with a text that was just written, is answered by the new weights.
+        # New requests, even with a cached text, are served by the new weights.
         again = [p + a.completion.token_ids for p, a in zip(PROMPTS, answers, strict=True)]
         for prompt, answer in zip(again, serving.generate_outputs(map(greedy, again)), strict=True):
             assert_greedy(other(), prompt, answer.completion)
         assert serving.audit() == []
 
 
-def test_aborted_requests_keep_what_the_old_weights_wrote():
+def test_aborted_requests_keep_their_old_tokens():
     serving, answers = swapped("abort")
     with serving:
         assert any(answer.completion.finish == "abort" for answer in answers)
@@ -161,7 +162,7 @@ def test_the_prefix_cache_does_not_cross_versions(mode):
             assert_greedy(other(), prompt, answer.completion)
 
 
-def test_a_salt_keeps_requests_apart():
+def test_a_cache_salt_separates_requests():
     prompt = tuple(range(20))
     with engine(network("sparse")) as serving:
         serving.generate_output(greedy(prompt, 2, cache_salt="a"))
@@ -172,17 +173,17 @@ def test_a_salt_keeps_requests_apart():
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_a_pause_changes_no_reply(mode):
     async def main(serving):
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         async def reply(prompt):
             async for delta in serving.stream(greedy(prompt, 60)):
-                begun.set()
+                started.set()
                 if delta.output is not None:
                     return delta.output
 
-        with frozen_once_begun(serving):
+        with paused_once_started(serving):
             tasks = [asyncio.create_task(reply(prompt)) for prompt in PROMPTS]
-            await begun.wait()
+            await started.wait()
             await asyncio.to_thread(serving.pause, mode)
             steps = serving.stats().counters.steps
             await asyncio.sleep(0.03)
@@ -196,7 +197,7 @@ def test_a_pause_changes_no_reply(mode):
             assert_greedy(network("counting"), prompt, answer.completion)
 
 
-def test_a_pause_may_end_everything():
+def test_a_pause_may_abort_all_requests():
     got = []
     with engine(network("sparse")) as serving:
         serving.pause("in_place")
@@ -208,7 +209,7 @@ def test_a_pause_may_end_everything():
         assert serving.generate_output(greedy((1, 2))).completion.finish == "length"
 
 
-def test_a_load_that_fails_says_so_and_the_engine_lives():
+def test_a_failed_load_is_raised_and_the_engine_keeps_serving():
     def fail(net):
         raise ValueError("shape of 'head.weight'")
 
@@ -219,7 +220,7 @@ def test_a_load_that_fails_says_so_and_the_engine_lives():
         assert_greedy(network("sparse"), (1, 2), serving.generate_output(greedy((1, 2))).completion)
 
 
-def test_the_cache_is_not_flushed_under_a_request():
+def test_the_cache_is_not_flushed_while_a_request_runs():
     with engine(network("sparse")) as serving:
         serving.generate_output(greedy(tuple(range(20)), 2))
         assert serving.stats().pages_cached > 0

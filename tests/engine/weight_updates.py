@@ -1,4 +1,4 @@
-"""Weights for an engine that serves others, and who is seen to answer."""
+"""New weights for an engine, and checks of which weights it serves."""
 
 from functools import cache
 
@@ -12,16 +12,16 @@ from paddock.checkpoint.weight_sync import (
     weight_digests,
 )
 from tests.engine.networks import assert_greedy, copy_of, engine, greedy, network
-from tests.engine.networks import prompts as drawn
+from tests.engine.networks import prompts as random_prompts
 from tests.engine.test_weight_versions import other
 
-PROMPTS = drawn(4, seed=8)
+PROMPTS = random_prompts(4, seed=8)
 PROMPT = tuple(range(20))
 HEAD, NORM = "lm_head.weight", "model.norm.weight"
 
 
 @cache
-def sums(which):
+def digests(which):
     return weight_digests({"old": network("sparse"), "new": other()}[which])
 
 
@@ -31,7 +31,7 @@ def tensors():
 
 
 def buckets(count=4, *, mtp=True):
-    """The new weights in so many parts."""
+    """Tensor names of the new weights in `count` buckets."""
     config = other().config
     names = [name for name in tensors() if mtp or not is_mtp(name, config)]
     return [names[i::count] for i in range(count)]
@@ -43,23 +43,23 @@ def packed(names, version=7, **changes):
     )
 
 
-def assert_untouched(serving, reload):
-    """Bit for bit the old weights; what they had read is still there too."""
-    assert reload.checksums() == sums("old")
+def assert_serves_old_weights(serving, reload):
+    """The old weights, bitwise, and the prefix cache computed with them."""
+    assert reload.checksums() == digests("old")
     assert serving.version == 0
     assert_greedy(network("sparse"), PROMPT, serving.generate_output(greedy(PROMPT)).completion)
 
 
 @cache
-def cold():
-    """What an engine says that never knew other weights."""
+def expected_completions():
+    """Completions of an engine that started with the new weights."""
     with engine(copy_of(other())) as found:
         return [answer.completion for answer in found.generate_outputs(map(greedy, PROMPTS))]
 
 
-def assert_new(serving):
+def assert_serves_new_weights(serving):
     for answer, expected in zip(
-        serving.generate_outputs(map(greedy, PROMPTS)), cold(), strict=True
+        serving.generate_outputs(map(greedy, PROMPTS)), expected_completions(), strict=True
     ):
         done = answer.completion
         assert done.token_ids == expected.token_ids

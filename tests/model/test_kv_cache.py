@@ -1,4 +1,4 @@
-"""However a text is cut into steps, the network says the same about it."""
+"""Chunked forward passes with a KV cache equal one forward pass."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from paddock.model import AttentionMetadata, AuxRequest, Transformer
 from paddock.model.attention.indexer import Indexer
 from paddock.model.kv_cache import GrowingCache
-from tests.model.networks import born, grouped_config, latent_config, tokens
+from tests.model.networks import build_network, grouped_config, latent_config, tokens
 
 NETWORKS = {
-    "sparse": born(latent_config()),
-    "sparse with shared indexers": born(
+    "sparse": build_network(latent_config()),
+    "sparse with shared indexers": build_network(
         latent_config(
             indexer={
                 "heads": 2,
@@ -22,18 +22,18 @@ NETWORKS = {
             }
         )
     ),
-    "dense latent": born(latent_config(attention=("mla",) * 4, indexer=None)),
-    "grouped and windowed": born(grouped_config("gqa", "swa")),
-    # Its output norm blows up the rounding of small states, so it is compared in float64.
-    "gated delta": born(grouped_config("gdn", "simple_gdn")).cast(torch.float64),
+    "dense latent": build_network(latent_config(attention=("mla",) * 4, indexer=None)),
+    "grouped and windowed": build_network(grouped_config("gqa", "swa")),
+    # Its output norm amplifies the rounding of small states, so it is compared in float64.
+    "gated delta": build_network(grouped_config("gdn", "simple_gdn")).cast(torch.float64),
 }
 
 
 def in_chunks(network: Transformer, token_T: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    memory, pieces, start = GrowingCache(), [], 0
+    cache, pieces, start = GrowingCache(), [], 0
     for size in sizes:
         chunk = token_T[start : start + size]
-        pieces.append(network(chunk, memory.next_metadata(len(chunk)), memory).hidden_TD)
+        pieces.append(network(chunk, cache.next_metadata(len(chunk)), cache).hidden_TD)
         start += size
     return network.head(torch.cat(pieces)).float()
 
@@ -71,21 +71,21 @@ def test_packed_documents_equal_the_documents_alone(name):
 
 
 @torch.no_grad()
-def test_rows_may_lie_anywhere_in_storage():
-    """What paging relies on: a layout may point at rows in any order."""
+def test_rows_may_be_stored_in_any_slots():
+    """Paging relies on this: slots may be in any order."""
     network, token_T = NETWORKS["sparse"], tokens(30)
 
     class Shuffled:
-        """One big storage per stream, its rows handed out in a random order."""
+        """One storage per stream with slots in random order."""
 
         def __init__(self) -> None:
             self.slots = torch.randperm(64)[:30]
             self.storage: dict[tuple[int, str], torch.Tensor] = {}
 
         def update(self, layer, stream, rows_T):
-            place = self.storage.setdefault((layer, stream), torch.randn(64, rows_T.shape[1]))
-            place[self.slots] = rows_T
-            return place
+            rows = self.storage.setdefault((layer, stream), torch.randn(64, rows_T.shape[1]))
+            rows[self.slots] = rows_T
+            return rows
 
         def load_state(self, layer, stream, span):
             return None
@@ -93,23 +93,25 @@ def test_rows_may_lie_anywhere_in_storage():
         def store_state(self, layer, stream, span, state):
             pass
 
-    memory = Shuffled()
+    cache = Shuffled()
     plain = AttentionMetadata.packed([30])
-    layout = AttentionMetadata(plain.position_T, plain.spans, kv_slot_S=memory.slots)
-    found = network.head(network(token_T, layout, memory).hidden_TD)
+    layout = AttentionMetadata(plain.position_T, plain.spans, kv_slot_S=cache.slots)
+    found = network.head(network(token_T, layout, cache).hidden_TD)
     torch.testing.assert_close(found, network.logits(token_T), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("length", "asked"), [(8, 0), (9, 4)])
+@pytest.mark.parametrize(("length", "calls_expected"), [(8, 0), (9, 4)])
 @torch.no_grad()
-def test_an_indexer_is_asked_only_where_someone_sees_more_than_it_keeps(length, asked, monkeypatch):
+def test_the_indexer_runs_only_if_a_query_sees_more_than_topk_keys(
+    length, calls_expected, monkeypatch
+):
     calls, queries = [], Indexer.compute_queries
     monkeypatch.setattr(
         Indexer, "compute_queries", lambda self, *given: calls.append(self) or queries(self, *given)
     )
     token_T, layout = tokens(length), AttentionMetadata.packed([length])
     found = NETWORKS["sparse"](token_T, layout)
-    assert len(calls) == asked
-    with_opinion = NETWORKS["sparse"](token_T, layout, aux=AuxRequest(indexer_loss=True))
-    assert len(calls) == asked + 4
-    assert torch.equal(found.hidden_TD, with_opinion.hidden_TD)
+    assert len(calls) == calls_expected
+    with_loss = NETWORKS["sparse"](token_T, layout, aux=AuxRequest(indexer_loss=True))
+    assert len(calls) == calls_expected + 4
+    assert torch.equal(found.hidden_TD, with_loss.hidden_TD)

@@ -1,4 +1,4 @@
-"""Latent attention in its two forms, and sparse attention where nothing is cut."""
+"""MLA expanded and absorbed, and sparse attention up to topk keys."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from paddock.kernels.spans import Span
 from paddock.model import AttentionMetadata, Transformer
 from paddock.model.attention.dsa import split_dense_sparse
-from tests.model.networks import born, latent_config, tokens
+from tests.model.networks import build_network, latent_config, tokens
 
 GEOMETRIES = {
     "256": {"heads": 4, "q_rank": 24, "kv_rank": 16, "nope": 12, "rope": 4, "value": 16},
@@ -18,7 +18,9 @@ GEOMETRIES = {
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
 @torch.no_grad()
 def test_absorbed_equals_expanded(geometry):
-    network = born(latent_config(attention=("mla",) * 4, indexer=None, mtp=None, mla=geometry))
+    network = build_network(
+        latent_config(attention=("mla",) * 4, indexer=None, mtp=None, mla=geometry)
+    )
     attention = network.layers[0].attention
     step = network.make_context(AttentionMetadata.packed([25]))
     projected = attention.project(torch.randn(25, 32), step)
@@ -40,14 +42,14 @@ def test_absorbed_equals_expanded(geometry):
 
 
 def test_the_cheaper_form_depends_on_how_many_queries_share_the_keys():
-    attention = born(latent_config()).layers[0].attention
+    attention = build_network(latent_config()).layers[0].attention
     assert attention.expanding_is_cheaper([Span(0, 512, 0, 512)])
     assert not attention.expanding_is_cheaper([Span(0, 1, 0, 512)])
 
 
 @torch.no_grad()
-def test_sparse_equals_dense_while_nothing_is_cut():
-    sparse = born(
+def test_sparse_equals_dense_up_to_topk_keys():
+    sparse = build_network(
         latent_config(indexer={"heads": 2, "dim": 8, "topk": 40, "layers": ("full",) * 4})
     )
     dense = Transformer(latent_config(attention=("mla",) * 4, indexer=None)).eval()
@@ -58,8 +60,8 @@ def test_sparse_equals_dense_while_nothing_is_cut():
 
 @torch.no_grad()
 def test_the_sparse_kernel_given_every_key_is_dense_attention():
-    attention = born(latent_config()).layers[0].attention
-    step = born(latent_config()).make_context(AttentionMetadata.packed([20]))
+    attention = build_network(latent_config()).layers[0].attention
+    step = build_network(latent_config()).make_context(AttentionMetadata.packed([20]))
     projected = attention.project(torch.randn(20, 32), step)
     everything = torch.tensor([[*range(t + 1)] + [-1] * (19 - t) for t in range(20)]).int()
     sparse = attention.attend_sparse(projected.query_THD, projected.row_TC, everything)
@@ -68,11 +70,13 @@ def test_the_sparse_kernel_given_every_key_is_dense_attention():
 
 
 @torch.no_grad()
-def test_a_shared_layer_attends_to_what_the_layer_below_chose():
+def test_a_shared_layer_uses_the_selection_of_the_layer_below():
     from paddock.model import AuxRequest
 
     kinds = ("full", "shared", "shared", "full")
-    network = born(latent_config(indexer={"heads": 2, "dim": 8, "topk": 8, "layers": kinds}))
+    network = build_network(
+        latent_config(indexer={"heads": 2, "dim": 8, "topk": 8, "layers": kinds})
+    )
     notes = network(
         tokens(40), AttentionMetadata.packed([40]), aux=AuxRequest(routing_and_topk=True)
     ).aux
@@ -83,7 +87,7 @@ def test_a_shared_layer_attends_to_what_the_layer_below_chose():
     assert network.layers[1].attention.indexer is None
 
 
-def test_spans_are_split_where_top_k_begins_to_cut():
+def test_spans_are_split_where_topk_starts_to_select():
     short, long = split_dense_sparse(
         [Span(0, 10, 0, 10), Span(10, 2, 10, 20), Span(12, 3, 30, 5)], 6
     )
@@ -92,27 +96,29 @@ def test_spans_are_split_where_top_k_begins_to_cut():
 
 
 @torch.no_grad()
-def test_asking_for_dense_attention_ignores_the_indexer():
+def test_requesting_dense_attention_ignores_the_indexer():
     from paddock.model import AuxRequest
 
-    sparse = born(latent_config())
+    sparse = build_network(latent_config())
     dense = Transformer(latent_config(attention=("mla",) * 4, indexer=None)).eval()
     dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if ".indexer." not in k})
-    asked = sparse(tokens(60), AttentionMetadata.packed([60]), aux=AuxRequest(dense=True)).hidden_TD
-    torch.testing.assert_close(sparse.head(asked), dense.logits(tokens(60)))
+    dense_hidden_TD = sparse(
+        tokens(60), AttentionMetadata.packed([60]), aux=AuxRequest(dense=True)
+    ).hidden_TD
+    torch.testing.assert_close(sparse.head(dense_hidden_TD), dense.logits(tokens(60)))
 
 
 def test_masking_and_gathering_are_the_same_attention(monkeypatch):
-    network, token_T = born(latent_config()), tokens(60)  # a text within reach of the mask
+    network, token_T = build_network(latent_config()), tokens(60)  # short enough for the mask
     attention = network.layers[0].attention
     query_THD = torch.ones(60, 1, 1)
     assert attention.masking_is_cheaper(query_THD, [Span(0, 60, 0, 60)], [Span(8, 52, 0, 60)])
     assert not attention.masking_is_cheaper(
         query_THD, [Span(0, 60, 4, 64)], [Span(8, 52, 4, 64)]
-    )  # behind a past
+    )  # with a past
     with torch.no_grad():
         masked = network.logits(token_T)
         monkeypatch.setattr("paddock.model.attention.dsa.MASKED_UP_TO_TOPKS", 0)
         gathered = network.logits(token_T)
-    assert not torch.equal(masked, gathered)  # another way to the same
+    assert not torch.equal(masked, gathered)  # gathering instead of masking
     torch.testing.assert_close(masked, gathered, atol=1e-5, rtol=1e-5)

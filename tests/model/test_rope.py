@@ -20,7 +20,7 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_frequencies_are_stretched_as_transformers_does(name):
+def test_scaled_frequencies_match_transformers(name):
     scaling = SCALINGS[name]
     fields = scaling.model_dump(exclude_none=True)
     kind = fields.pop("kind")

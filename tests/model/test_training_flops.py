@@ -1,7 +1,7 @@
-"""What a training step is said to need is what torch counts, forward and backward.
+"""Estimated training FLOPs match torch's counter, forward and backward.
 
-Torch's counter is told two things that it cannot know: a product under a mask needs only the pairs
-that the mask lets through, and the backward pass of attention needs no scores computed again.
+Torch's counter is adjusted in two ways: a masked product counts only the unmasked pairs, and the
+backward pass of attention does not count recomputed scores.
 """
 
 from math import prod
@@ -28,7 +28,7 @@ WIDE = {
     "hidden": 64,
     "context": LENGTH,
     "dense_inner": 128,
-    # Values as wide as queries, as in every preset: torch's attention wants one width.
+    # Values as wide as queries, as in every preset: torch's attention needs one width.
     "mla": {"heads": 4, "q_rank": 32, "kv_rank": 24, "nope": 12, "rope": 4, "value": 16},
     "mtp": None,
 }
@@ -63,10 +63,10 @@ CASES = {
 
 
 def pairs(query, mask, causal):
-    """Of the attended ones, over all heads."""
+    """Attended query-key pairs over all heads."""
     *many, length, _ = query.shape
     if mask is not None:
-        shown = mask if mask.dtype == torch.bool else mask == 0  # torch hands it on as 0 or -inf
+        shown = mask if mask.dtype == torch.bool else mask == 0  # torch passes it as 0 or -inf
         return int(shown.expand(*many, *mask.shape[-2:]).sum())
     assert causal
     return prod(many) * length * (length + 1) // 2
@@ -89,7 +89,7 @@ ATTENTION = {
 
 
 def counted(config, learning):
-    """FLOPs a token of one step, by torch."""
+    """FLOPs per token of one step, counted by torch."""
     network = Transformer.from_config(config, 0)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(RESTS not in name)
@@ -111,8 +111,8 @@ def counted(config, learning):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_needed_flops_are_what_torch_counts(name, monkeypatch):
-    # References that multiply no rows that are not there, and score hardly a key that is hidden.
+def test_training_flops_match_torchs_counter(name, monkeypatch):
+    # References without padded rows and with almost no masked scores.
     monkeypatch.setattr(grouped, "BLOCK", 1)
     monkeypatch.setattr(workspace, "SCRATCH_BYTES", 1 << 16)
     config, learning = CASES[name]
