@@ -1,4 +1,4 @@
-"""A network on disk, and what became of it; made once for all tests that only look."""
+"""A network on disk and its quantized folder, made once for all read-only tests."""
 
 import pytest
 

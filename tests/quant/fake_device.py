@@ -1,8 +1,8 @@
-"""A device that no machine has: tensors say that they lie there, and are computed here.
+"""A fake accelerator: tensors report its device and are computed on the CPU.
 
-What a GPU refuses is refused: tensors of both sides in one call, and `numpy`. As on a GPU, dividing
-by a number is multiplying by its inverse. So code that makes a tensor on the wrong side, or that
-rounds by a plain division, is found out on machines without a GPU.
+Like a GPU it rejects tensors of both devices in one call, and `numpy`, and it divides by a number
+by multiplying with its inverse. So code that creates a tensor on the wrong device, or that rounds
+after a plain division, fails on machines without a GPU too.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-ELSEWHERE, HERE = torch.device("ve", 0), torch.device("cpu")
+FAKE_DEVICE, CPU = torch.device("ve", 0), torch.device("cpu")
 MOVES = (Tensor.to, Tensor.copy_)
 DIVISIONS = {
     Tensor.div: Tensor.mul,
@@ -23,66 +23,66 @@ DIVISIONS = {
 }
 
 
-class There(Tensor):
-    """A tensor elsewhere; `here` holds its numbers."""
+class FakeDeviceTensor(Tensor):
+    """A tensor on the fake device; `data_cpu` holds its values."""
 
-    here: Tensor
+    data_cpu: Tensor
 
     @staticmethod
-    def __new__(cls, here: Tensor) -> "There":
+    def __new__(cls, data_cpu: Tensor) -> "FakeDeviceTensor":
         made = Tensor._make_wrapper_subclass(
-            cls, here.shape, strides=here.stride(), dtype=here.dtype, device=ELSEWHERE
+            cls, data_cpu.shape, strides=data_cpu.stride(), dtype=data_cpu.dtype, device=FAKE_DEVICE
         )
-        made.here = here
+        made.data_cpu = data_cpu
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise AssertionError(f"{func} went past the one who pretends")
+        raise AssertionError(f"{func} was not intercepted by FakeDeviceMode")
 
 
-class Pretending(TorchFunctionMode):
-    """While it is on, there is such a device."""
+class FakeDeviceMode(TorchFunctionMode):
+    """While active, the fake device exists."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = 0  # of which tensors elsewhere came
+        self.calls = 0  # calls with tensors on the fake device
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        there = [x for x in given if isinstance(x, There)]
-        place = place_asked_for(func, args, kwargs) or (ELSEWHERE if there else HERE)
-        if not there and place != ELSEWHERE:
+        on_fake = [x for x in given if isinstance(x, FakeDeviceTensor)]
+        device = requested_device(func, args, kwargs) or (FAKE_DEVICE if on_fake else CPU)
+        if not on_fake and device != FAKE_DEVICE:
             return func(*args, **kwargs)
         self.calls += 1
         if func == Tensor.device.__get__:
-            return ELSEWHERE
+            return FAKE_DEVICE
         if func is torch._has_compatible_shallow_copy_type:
             return False
         if func is Tensor.numpy:
-            raise TypeError("numpy cannot read what lies elsewhere")
-        if there and func not in MOVES and len(there) < len(given):
+            raise TypeError("numpy cannot read tensors of the fake device")
+        if on_fake and func not in MOVES and len(on_fake) < len(given):
             raise RuntimeError(f"{func}: {[(str(x.device), tuple(x.shape)) for x in given]}")
         if func in DIVISIONS and isinstance(args[1], int | float):
             func, args = DIVISIONS[func], (args[0], 1.0 / args[1])
-        found = func(*brought(args), **brought(kwargs))
+        found = func(*to_cpu(args), **to_cpu(kwargs))
         if func is Tensor.__iter__:
-            return iter(sent(list(found), there))
-        if place == HERE:
+            return iter(to_fake(list(found), on_fake))
+        if device == CPU:
             return tree_map_only(Tensor, Tensor.clone, found)
-        return sent(found, there)
+        return to_fake(found, on_fake)
 
 
-def place_asked_for(func: Any, args: Any, kwargs: Any) -> torch.device | None:
+def requested_device(func: Any, args: Any, kwargs: Any) -> torch.device | None:
     if func is Tensor.cpu:
-        return HERE
+        return CPU
     named = [kwargs.get("device"), *(args[1:] if func is Tensor.to else ())]
     for one in named:
-        if isinstance(one, There):
-            return ELSEWHERE
+        if isinstance(one, FakeDeviceTensor):
+            return FAKE_DEVICE
         if isinstance(one, torch.device | str):
             return torch.device(one)
         if isinstance(one, Tensor):
@@ -90,16 +90,16 @@ def place_asked_for(func: Any, args: Any, kwargs: Any) -> torch.device | None:
     return None
 
 
-def brought(values: Any) -> Any:
-    """Tensors here, and this device where the other was meant."""
-    values = tree_map_only(torch.device, lambda x: HERE if x == ELSEWHERE else x, values)
-    return tree_map_only(There, lambda x: x.here, values)
+def to_cpu(values: Any) -> Any:
+    """CPU tensors, and the CPU in place of the fake device."""
+    values = tree_map_only(torch.device, lambda x: CPU if x == FAKE_DEVICE else x, values)
+    return tree_map_only(FakeDeviceTensor, lambda x: x.data_cpu, values)
 
 
-def sent(values: Any, known: list[There]) -> Any:
-    """Tensors there; what was changed in place is the tensor it was."""
+def to_fake(values: Any, known: list[FakeDeviceTensor]) -> Any:
+    """Tensors on the fake device; tensors changed in place keep their identity."""
     if isinstance(values, Tensor):
-        return next((x for x in known if x.here is values), There(values))
+        return next((x for x in known if x.data_cpu is values), FakeDeviceTensor(values))
     if type(values) in (list, tuple) or hasattr(values, "n_sequence_fields"):
-        return type(values)([sent(value, known) for value in values])
+        return type(values)([to_fake(value, known) for value in values])
     return values

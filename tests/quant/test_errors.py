@@ -1,4 +1,4 @@
-"""What cannot be quantized, saved, resumed or read is refused, in a sentence that says why."""
+"""Errors: what cannot be quantized, saved, resumed or read is rejected with the reason."""
 
 import json
 import shutil
@@ -12,18 +12,18 @@ from paddock.checkpoint.load import open_checkpoint
 from paddock.checkpoint.weight_sync import iter_released_tensors
 from paddock.quant import RECIPES, CalibrationText, quantize_folder, rotate
 from paddock.quant.w4a8 import QuantError
-from tests.model.networks import born, grouped_config
+from tests.model.networks import build_network, grouped_config
 from tests.quant.tiny import QUICK, network, text
 
 
-def test_what_is_already_quantized_is_refused(target, tmp_path):
+def test_a_quantized_source_is_rejected(target, tmp_path):
     with pytest.raises(QuantError, match="already quantized"):
         quantize_folder(target, tmp_path / "again", RECIPES["rtn"])
     with pytest.raises(CheckpointError, match="holds integers"):
         open_checkpoint(target)
 
 
-def test_a_network_of_integers_is_not_saved_as_if_it_were_one_of_numbers(target, tmp_path):
+def test_a_quantized_network_is_not_saved_as_a_float_checkpoint(target, tmp_path):
     with pytest.raises(CheckpointError, match="quantized or rotated network cannot be saved"):
         save_pretrained(load_pretrained(target), tmp_path / "out")
     with pytest.raises(CheckpointError, match="quantized or rotated network cannot be saved"):
@@ -31,26 +31,26 @@ def test_a_network_of_integers_is_not_saved_as_if_it_were_one_of_numbers(target,
     assert not list(tmp_path.iterdir())
 
 
-def test_other_weights_find_no_place_in_a_network_of_integers(source, target):
-    """What hands weights around sees the tensors that are numbers, and none that are integers."""
+def test_a_quantized_network_rejects_weight_updates(source, target):
+    """Weight synchronisation sees the floating-point tensors only, not the integers."""
     names = set(dict(iter_released_tensors(load_pretrained(target))))
     assert "model.embed_tokens.weight" in names
     assert not any(".experts." in name for name in names if "layers.4" not in name)
 
 
-def test_a_recipe_that_smooths_needs_text(source, tmp_path):
+def test_smoothing_needs_calibration_text(source, tmp_path):
     with pytest.raises(QuantError, match="needs calibration text"):
         quantize_folder(source, tmp_path / "q", QUICK, passages=text(calibrate=0))
     assert not list(tmp_path.iterdir())
 
 
-def test_text_of_another_vocabulary_is_refused(source, tmp_path):
+def test_text_of_another_vocabulary_is_rejected(source, tmp_path):
     strange = [p.__class__(ids=(*p.ids, 50), purpose=p.purpose) for p in text()]
     with pytest.raises(QuantError, match=r"must be in \[0, 50\)"):
         quantize_folder(source, tmp_path / "q", QUICK, passages=strange)
 
 
-def test_shapes_that_do_not_divide_are_refused_before_any_work(source, tmp_path):
+def test_indivisible_shapes_are_rejected_before_any_work(source, tmp_path):
     odd = RECIPES["rtn"].model_copy(update={"expert_group_size": 12})
     with pytest.raises(QuantError, match="32 columns do not divide into groups of 12"):
         quantize_folder(source, tmp_path / "q", odd)
@@ -67,8 +67,8 @@ def test_odd_columns_cannot_be_packed(tmp_path):
     assert load_pretrained(tmp_path / "q").layers[1].mlp.experts.down.shape[-1] == 15
 
 
-def test_layers_that_smoothing_would_change_are_refused_before_any_work(tmp_path):
-    save_pretrained(born(grouped_config("gdn", "gqa")), tmp_path / "recurrent")
+def test_layers_that_cannot_be_smoothed_are_rejected_before_any_work(tmp_path):
+    save_pretrained(build_network(grouped_config("gdn", "gqa")), tmp_path / "recurrent")
     still = QUICK.model_copy(update={"rotate": False})
     with pytest.raises(QuantError, match="'gdn' layers cannot be smoothed"):
         quantize_folder(tmp_path / "recurrent", tmp_path / "q", still, passages=text())
@@ -78,7 +78,7 @@ def test_layers_that_smoothing_would_change_are_refused_before_any_work(tmp_path
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_experts_in_one_tensor_are_refused_before_any_work(bits, tmp_path):
+def test_stacked_experts_are_rejected_before_any_work(bits, tmp_path):
     save_pretrained(network(family="paddock"), tmp_path / "own")
     recipe = RECIPES["rtn"].model_copy(update={"expert_bits": bits})
     with pytest.raises(QuantError, match="experts as one tensor"):
@@ -111,14 +111,14 @@ def changed(source, folder, change):
         ),
     ],
 )
-def test_a_source_that_is_damaged_is_named(source, tmp_path, change, message):
+def test_a_corrupt_source_is_named(source, tmp_path, change, message):
     folder = changed(source, tmp_path / "bad", change)
     with pytest.raises(CheckpointError, match=message):
         quantize_folder(folder, tmp_path / "q", RECIPES["rtn"])
     assert not (tmp_path / "q").exists()
 
 
-def test_a_target_that_is_there_is_refused(source, tmp_path):
+def test_an_existing_target_is_rejected(source, tmp_path):
     (tmp_path / "q").mkdir()
     (tmp_path / "q" / "mine").write_text("")
     (tmp_path / "file").write_text("")
@@ -129,7 +129,7 @@ def test_a_target_that_is_there_is_refused(source, tmp_path):
         quantize_folder(source, source, RECIPES["rtn"])
 
 
-def test_an_empty_folder_is_a_target_however_it_is_called(source, tmp_path, monkeypatch):
+def test_an_empty_folder_is_a_valid_target(source, tmp_path, monkeypatch):
     for name in ("meant", "here"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "meant")
@@ -145,7 +145,7 @@ def test_an_empty_folder_is_a_target_however_it_is_called(source, tmp_path, monk
     assert not list(tmp_path.rglob("*.quantizing"))
 
 
-def test_going_on_with_another_recipe_is_refused(source, tmp_path):
+def test_resuming_with_other_settings_is_rejected(source, tmp_path):
     def kill(_):
         raise KeyboardInterrupt
 
@@ -157,7 +157,7 @@ def test_going_on_with_another_recipe_is_refused(source, tmp_path):
         quantize_folder(source, tmp_path / "q", QUICK, passages=text(calibrate=3))
 
 
-def test_what_another_recipe_or_text_made_is_not_replaced(source, target):
+def test_results_of_other_settings_or_text_are_not_replaced(source, target):
     before = {file.name: file.stat().st_mtime_ns for file in target.iterdir()}
     with pytest.raises(QuantError, match="already exists, made with other settings"):
         quantize_folder(source, target, RECIPES["rtn"])
@@ -166,7 +166,7 @@ def test_what_another_recipe_or_text_made_is_not_replaced(source, target):
     assert {file.name: file.stat().st_mtime_ns for file in target.iterdir()} == before
 
 
-def test_two_at_once_do_not_spoil_each_other(source, tmp_path):
+def test_concurrent_runs_do_not_corrupt_each_other(source, tmp_path):
     def second(_):
         quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
 
@@ -174,7 +174,7 @@ def test_two_at_once_do_not_spoil_each_other(source, tmp_path):
         quantize_folder(source, tmp_path / "q", RECIPES["rtn"], on_progress=second)
 
 
-def test_an_answer_must_lie_in_its_text():
+def test_an_answer_must_be_within_its_text():
     with pytest.raises(QuantError, match="got start 3, stop 5"):
         CalibrationText(ids=(1, 2, 3, 4), purpose="needles", answers=((3, 5),))
     with pytest.raises(QuantError, match="got start 0, stop 1"):
@@ -213,7 +213,7 @@ def damaged(target, folder, change):
         ),
     ],
 )
-def test_damage_is_named(target, tmp_path, change, message):
+def test_corrupt_files_are_named(target, tmp_path, change, message):
     folder = damaged(target, tmp_path / "damaged", change)
     with pytest.raises(CheckpointError, match=message):
         load_pretrained(folder)
@@ -231,20 +231,20 @@ def test_damage_is_named(target, tmp_path, change, message):
         ((), ["Linear"], r"group_0 must be an object, got \['Linear'\]"),
     ],
 )
-def test_schemes_that_are_not_known_are_refused(target, tmp_path, path, value, message):
+def test_unknown_schemes_are_rejected(target, tmp_path, path, value, message):
     shutil.copytree(target, tmp_path / "other")
     file = tmp_path / "other" / "config.json"
     config = json.loads(file.read_text())
-    place, path = config["quantization_config"]["config_groups"], ("group_0", *path)
+    table, path = config["quantization_config"]["config_groups"], ("group_0", *path)
     for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+        table = table[key]
+    table[path[-1]] = value
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
         load_pretrained(tmp_path / "other")
 
 
-def test_turns_that_would_have_to_be_made_while_serving_are_refused(target, tmp_path):
+def test_online_rotations_are_rejected(target, tmp_path):
     shutil.copytree(target, tmp_path / "other")
     file = tmp_path / "other" / "config.json"
     config = json.loads(file.read_text())

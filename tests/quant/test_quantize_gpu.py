@@ -1,4 +1,4 @@
-"""Quantizing on a GPU makes the network that quantizing on the CPU makes."""
+"""Quantizing on a GPU gives the same network as on the CPU."""
 
 import pytest
 import torch
@@ -6,14 +6,14 @@ import torch
 from paddock.checkpoint import load_pretrained
 from paddock.quant import QuantSettings, quantize_folder
 from paddock.quant.w4a8 import QuantizationArgs, quantize
-from tests.model.networks import born, latent_config, tokens
+from tests.model.networks import build_network, latent_config, tokens
 from tests.quant.test_run import contents
 from tests.quant.tiny import folder_of, text
 
 pytestmark = pytest.mark.gpu
 
 SETTINGS = QuantSettings(n_grid=4, batch_tokens=128)
-# Wide enough for the kernels that multiply integers.
+# Wide enough for the W4A8 kernels.
 WIDE = latent_config(
     hidden=128,
     dense_inner=256,
@@ -26,7 +26,7 @@ WIDE = latent_config(
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return folder_of(born(WIDE), tmp_path_factory.mktemp("wide") / "model")
+    return folder_of(build_network(WIDE), tmp_path_factory.mktemp("wide") / "model")
 
 
 def quantized(source, folder, device, **how):
@@ -35,26 +35,26 @@ def quantized(source, folder, device, **how):
 
 @torch.no_grad()
 def test_a_folder_is_quantized_as_on_the_cpu(source, tmp_path):
-    here = quantized(source, tmp_path / "here", "cpu")
-    there = quantized(source, tmp_path / "there", "cuda")
-    assert there["device"] == "cuda"
-    assert there["nll"] == pytest.approx(here["nll"], abs=5e-3)
-    for one, other in zip(here["layers"], there["layers"], strict=True):
+    on_cpu = quantized(source, tmp_path / "cpu", "cpu")
+    on_gpu = quantized(source, tmp_path / "cuda", "cuda")
+    assert on_gpu["device"] == "cuda"
+    assert on_gpu["nll"] == pytest.approx(on_cpu["nll"], abs=5e-3)
+    for one, other in zip(on_cpu["layers"], on_gpu["layers"], strict=True):
         assert other["layer_error"] == pytest.approx(one["layer_error"], rel=0.1)
     exact, *found = (
         load_pretrained(folder).logits(tokens(60))
-        for folder in (source, tmp_path / "here", tmp_path / "there")
+        for folder in (source, tmp_path / "cpu", tmp_path / "cuda")
     )
-    apart = [float((logits - exact).norm() / exact.norm()) for logits in found]
-    assert apart[1] < 1.2 * apart[0]
+    errors = [float((logits - exact).norm() / exact.norm()) for logits in found]
+    assert errors[1] < 1.2 * errors[0]
 
 
-def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, tmp_path):
+def test_a_killed_run_resumes_to_the_same_bytes(source, tmp_path):
     class Killed(Exception):
         pass
 
-    def kill(moment):
-        if moment.what == "layer 2: quantizing":
+    def kill(progress):
+        if progress.what == "layer 2: quantizing":
             raise Killed
 
     quantized(source, tmp_path / "whole", "cuda")
@@ -73,8 +73,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, tmp_path):
         QuantizationArgs(group_size=32, bits=8),
     ],
 )
-def test_the_same_weights_are_the_same_integers(grid):
+def test_the_same_weights_give_the_same_integers(grid):
     weight = torch.randn(200, 512, generator=torch.Generator().manual_seed(0))
-    here, there = quantize(weight, grid), quantize(weight.cuda(), grid)
-    assert torch.equal(there.integer_XFD.cpu(), here.integer_XFD)
-    assert torch.equal(there.scale_XFG.cpu(), here.scale_XFG)
+    on_cpu, on_gpu = quantize(weight, grid), quantize(weight.cuda(), grid)
+    assert torch.equal(on_gpu.integer_XFD.cpu(), on_cpu.integer_XFD)
+    assert torch.equal(on_gpu.scale_XFG.cpu(), on_cpu.scale_XFG)

@@ -1,4 +1,4 @@
-"""Small networks on disk, text for them, and a float simulation of what integers compute."""
+"""Small networks on disk, text for them, and a float simulation of quantized layers."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from paddock.model.moe import GroupedExperts, Routing
 from paddock.quant import CalibrationText, QuantSettings
 from paddock.quant.settings import quantizable_linears
 from paddock.quant.w4a8 import QuantizationArgs, quantize
-from tests.model.networks import born, latent_config, tokens
+from tests.model.networks import build_network, latent_config, tokens
 
-QUICK = QuantSettings(n_grid=2, calibration_rows=16, batch_tokens=128)  # to be done at once
+QUICK = QuantSettings(n_grid=2, calibration_rows=16, batch_tokens=128)  # small enough to be fast
 
 
 def network(**changes: Any) -> Transformer:
-    return born(latent_config(**changes))
+    return build_network(latent_config(**changes))
 
 
 def folder_of(network: Transformer, folder: Path) -> Path:
@@ -27,7 +27,7 @@ def folder_of(network: Transformer, folder: Path) -> Path:
 
 
 def text(calibrate: int = 4, held_out: int = 2, needles: int = 1) -> list[CalibrationText]:
-    """Random tokens; the last passages ask for their third token."""
+    """Random tokens; the last passages have their third token as the answer."""
     made = [
         CalibrationText(ids=tuple(tokens(48, i).tolist()), purpose="calibration")
         for i in range(calibrate)
@@ -45,7 +45,7 @@ def text(calibrate: int = 4, held_out: int = 2, needles: int = 1) -> list[Calibr
 
 
 def rounded_rows(x: torch.Tensor) -> torch.Tensor:
-    """Each row to 255 numbers, in float64: written apart from the code under test."""
+    """Each row rounded to 255 values in float64, independently of the code under test."""
     step = x.abs().amax(-1, keepdim=True) / 127
     return torch.where(step > 0, (x / step.clamp_min(1e-300)).round() * step, 0.0)
 
@@ -75,7 +75,7 @@ class FakeExperts(nn.Module):
 
 
 def simulated(network: Transformer, settings: QuantSettings) -> Transformer:
-    """A float64 network that rounds weights and activations but multiplies plain numbers."""
+    """A fake-quantized float64 network: weights and activations are rounded, products are float."""
     network = network.cast(torch.float64)
     for block in network.layers:
         linears = quantizable_linears(block) if settings.quantize_linears else {}
