@@ -1,4 +1,7 @@
-"""What ranks do together, against the same done alone. Assertions run on the ranks themselves."""
+"""Collectives, sharding and optimizers on several ranks against one process.
+
+Assertions run on the ranks themselves.
+"""
 
 from itertools import product
 
@@ -19,85 +22,85 @@ from paddock.train.run import place_model
 from paddock.train.settings import AuxLossSettings, ComputeSettings, ParallelSettings
 from paddock.train.stages import STAGES
 from paddock.train.trainer import Trainer, TrainingError
-from tests.model.networks import born, grouped_config, latent_config, tokens
+from tests.model.networks import build_network, grouped_config, latent_config, tokens
 from tests.parallel.ranks import all_on_ranks, on_ranks
 from tests.train.test_micro_batch import batch_of
 from tests.train.tiny import settings
 
 CPU = torch.device("cpu")
-APART = {torch.float32: 1e-5, torch.bfloat16: 0.05}  # half precision rounds every product
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}  # half precision rounds every product
 
 
-def drawn(*shape, seed=0):
+def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def gathers_and_trips():
+def check_collectives():
     with init_mesh(ParallelDegrees(data=3), CPU) as mesh:
-        a_row_gathered_has_the_gradients_of_all(mesh.all_ranks)
-        an_answer_comes_back_to_who_asked(mesh.all_ranks)
-        attention_sees_what_other_ranks_hold(mesh.all_ranks)
-        a_rank_that_chooses_no_keys_gathers_with_the_others(mesh)
+        check_gathered_rows_sum_gradients_of_all_ranks(mesh.all_ranks)
+        check_expert_dispatch_returns_rows_to_their_rank(mesh.all_ranks)
+        check_context_parallel_attention(mesh.all_ranks)
+        check_a_rank_without_selection_joins_the_collectives(mesh)
 
 
-def a_row_gathered_has_the_gradients_of_all(axis: MeshDim):
-    x_SC = drawn(7, 2)
-    cut = ContextShard(axis, 7)
-    x_TC = x_SC[cut.local_slice].clone().requires_grad_()
-    gathered = cut.all_gather(x_TC)
+def check_gathered_rows_sum_gradients_of_all_ranks(axis: MeshDim):
+    x_SC = randn(7, 2)
+    shard = ContextShard(axis, 7)
+    x_TC = x_SC[shard.local_slice].clone().requires_grad_()
+    gathered = shard.all_gather(x_TC)
     assert torch.equal(gathered, x_SC)
     (gathered.sum() * (axis.rank + 1)).backward()
     assert torch.equal(x_TC.grad, torch.full_like(x_TC, 1 + 2 + 3))
     assert all_gather_rows(torch.zeros(0, 2), [0, 0, 0], axis).shape == (0, 2)
 
 
-def an_answer_comes_back_to_who_asked(axis: MeshDim):
+def check_expert_dispatch_returns_rows_to_their_rank(axis: MeshDim):
     expert_R = torch.tensor([[0, 0, 5], [], [1, 2, 2]][axis.rank], dtype=torch.int64)
-    trip = ExpertDispatch(expert_R.bincount(minlength=6), axis)
-    assert trip.counts_H.tolist() == [[2, 1], [2, 0], [0, 1]][axis.rank]
+    dispatch = ExpertDispatch(expert_R.bincount(minlength=6), axis)
+    assert dispatch.counts_H.tolist() == [[2, 1], [2, 0], [0, 1]][axis.rank]
     x_R1 = (10.0 * axis.rank + torch.arange(len(expert_R))).unsqueeze(1).requires_grad_()
-    held = torch.arange(6)[axis.local_slice(6)].repeat_interleave(trip.counts_H)
-    answer_R1 = trip.combine(trip.dispatch(x_R1) * (held.unsqueeze(1) + 1))
-    assert torch.equal(answer_R1, x_R1 * (expert_R.unsqueeze(1) + 1))
-    answer_R1.sum().backward()
+    held = torch.arange(6)[axis.local_slice(6)].repeat_interleave(dispatch.counts_H)
+    out_R1 = dispatch.combine(dispatch.dispatch(x_R1) * (held.unsqueeze(1) + 1))
+    assert torch.equal(out_R1, x_R1 * (expert_R.unsqueeze(1) + 1))
+    out_R1.sum().backward()
     assert torch.equal(x_R1.grad, expert_R.unsqueeze(1) + 1.0)
 
 
-def attention_sees_what_other_ranks_hold(axis: MeshDim):
+def check_context_parallel_attention(axis: MeshDim):
     grouped = grouped_config("gqa", "swa")
-    # In half precision another rounding may choose another key or expert, which proves nothing.
-    for config, dtypes in ((latent_config(), [torch.float32]), (grouped, APART)):
+    # In half precision another rounding may select another key or expert, so it is not compared.
+    for config, dtypes in ((latent_config(), [torch.float32]), (grouped, TOLERANCE)):
         for dtype in dtypes:
-            network, token_S = born(config).cast(dtype), tokens(23)
+            network, token_S = build_network(config).cast(dtype), tokens(23)
             layout = AttentionMetadata.packed([4, 15, 1, 3])
             whole = network(token_S, layout).hidden_TD
-            cut = ContextShard(axis, 23)
-            mine = network(token_S[cut.local_slice], layout.shard(cut)).hidden_TD
-            near = {"atol": APART[dtype], "rtol": APART[dtype]}
-            torch.testing.assert_close(mine, whole[cut.local_slice], **near)
+            shard = ContextShard(axis, 23)
+            local = network(token_S[shard.local_slice], layout.shard(shard)).hidden_TD
+            near = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+            torch.testing.assert_close(local, whole[shard.local_slice], **near)
 
 
-def a_rank_that_chooses_no_keys_gathers_with_the_others(mesh):
-    """Of these documents only the second rank's is longer than the eight keys that are kept."""
+def check_a_rank_without_selection_joins_the_collectives(mesh):
+    """Only the second rank's document is longer than topk, 8."""
     config = latent_config()
-    alone = born(config).cast(torch.bfloat16)
-    shared = place_model(born(config), ComputeSettings(dtype="bfloat16"), mesh)
+    alone = build_network(config).cast(torch.bfloat16)
+    shared = place_model(build_network(config), ComputeSettings(dtype="bfloat16"), mesh)
     length = (5, 20, 3)[mesh.all_ranks.rank]
     token_T, layout = tokens(length), AttentionMetadata.packed([length])
     with torch.no_grad():
-        mine, expected = (net(token_T, layout).hidden_TD for net in (shared, alone))
-    torch.testing.assert_close(mine, expected, atol=1e-2, rtol=1e-2)
+        local, expected = (net(token_T, layout).hidden_TD for net in (shared, alone))
+    torch.testing.assert_close(local, expected, atol=1e-2, rtol=1e-2)
 
 
 class Weights(nn.Module):
-    """Fewer rows and fewer matrices than ranks among them, so that some ranks hold nothing."""
+    """Some have fewer rows or matrices than there are ranks, so that some ranks hold nothing."""
 
     def __init__(self):
         super().__init__()
-        self.heads = nn.Parameter(drawn(24, 8, seed=1))
-        self.wide = nn.Parameter(drawn(2, 9, seed=2))
-        self.stack = nn.Parameter(drawn(2, 6, 4, seed=3))
-        self.gain = nn.Parameter(drawn(5, seed=4))
+        self.heads = nn.Parameter(randn(24, 8, seed=1))
+        self.wide = nn.Parameter(randn(2, 9, seed=2))
+        self.stack = nn.Parameter(randn(2, 6, 4, seed=3))
+        self.gain = nn.Parameter(randn(5, seed=4))
 
     def roles(self):
         matrix = ParameterRole("matrix")
@@ -109,10 +112,10 @@ class Weights(nn.Module):
         return sum(((p - t) ** 2).sum() for p, t in zip(self.parameters(), target, strict=True))
 
 
-def optimizers_step_alike():
-    target = [parameter.detach() for parameter in Weights().to(CPU).apply(_elsewhere).parameters()]
+def check_sharded_optimizers():
+    target = [parameter.detach() for parameter in Weights().to(CPU).apply(_shifted).parameters()]
     with init_mesh(ParallelDegrees(data=3), CPU) as mesh:
-        for kind, (dtype, apart) in product((Muon, AdamW), APART.items()):
+        for kind, (dtype, tolerance) in product((Muon, AdamW), TOLERANCE.items()):
             alone, shared = Weights(), Weights()
             apply_fsdp(shared, mesh, dtype, blocks=[])
             optimizers = [kind(module.roles(), lr=0.1) for module in (alone, shared)]
@@ -124,21 +127,21 @@ def optimizers_step_alike():
                     optimizer.zero_grad()
             for one, many in zip(alone.parameters(), shared.parameters(), strict=True):
                 whole = many.full_tensor()
-                torch.testing.assert_close(whole, one.detach(), atol=apart, rtol=apart)
+                torch.testing.assert_close(whole, one.detach(), atol=tolerance, rtol=tolerance)
 
 
 @torch.no_grad()
-def _elsewhere(module):
+def _shifted(module):
     for parameter in module.parameters():
         parameter.mul_(0.5).add_(0.1)
 
 
-def one_broken_rank_stops_all(folder, dtype):
-    """A number that only the second rank holds goes wrong."""
+def check_one_broken_rank_stops_all(folder, dtype):
+    """A value that only the second rank holds becomes NaN."""
     with init_mesh(ParallelDegrees(data=2), CPU) as mesh:
-        machine = ComputeSettings(dtype=dtype)
-        chosen = settings(folder, compute=machine, parallel=ParallelSettings(data=2))
-        network = place_model(born(latent_config()), machine, mesh)
+        compute = ComputeSettings(dtype=dtype)
+        chosen = settings(folder, compute=compute, parallel=ParallelSettings(data=2))
+        network = place_model(build_network(latent_config()), compute, mesh)
         objective = LanguageModelObjective(STAGES["pretrain"], AuxLossSettings())
         trainer = Trainer(network, objective, chosen, folder / "batch.npz", mesh)
         if mesh.all_ranks.rank == 1:
@@ -149,17 +152,17 @@ def one_broken_rank_stops_all(folder, dtype):
             trainer.step(batch, lr=1e-3, bias_rate=0.0, progress=0.0)
 
 
-def test_rows_travel_and_come_back():
-    on_ranks(3, gathers_and_trips)
+def test_collectives_match_a_single_process():
+    on_ranks(3, check_collectives)
 
 
-def test_sharded_parameters_step_as_whole_ones_do():
-    on_ranks(3, optimizers_step_alike)
+def test_sharded_parameters_step_like_unsharded_ones():
+    on_ranks(3, check_sharded_optimizers)
 
 
-def test_a_number_that_is_not_finite_stops_every_rank(tmp_path):
+def test_a_non_finite_weight_stops_every_rank(tmp_path):
     folders = {dtype: tmp_path / dtype for dtype in ("float32", "bfloat16")}
-    all_on_ranks(2, [(one_broken_rank_stops_all, at, dtype) for dtype, at in folders.items()])
+    all_on_ranks(2, [(check_one_broken_rank_stops_all, at, dtype) for dtype, at in folders.items()])
     for folder in folders.values():
         batches = [np.load(folder / f"batch-{share}.npz")["token_T"] for share in (0, 1)]
         assert [len(batch) for batch in batches] == [9, 10]

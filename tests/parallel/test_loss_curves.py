@@ -1,4 +1,4 @@
-"""However a run is shared out, it learns what one process learns."""
+"""Runs on any mesh have the loss curve of one process."""
 
 from collections import defaultdict
 
@@ -13,11 +13,11 @@ from paddock.train.settings import (
     ParallelSettings,
     ValidationSettings,
 )
-from tests.parallel.ranks import all_on_ranks, curve, lines, raise_network
+from tests.parallel.ranks import all_on_ranks, curve, lines, train_run
 from tests.train.tiny import network_folder, run_in, settings
 
-# Documents several times longer than the eight keys that sparse attention keeps, as many tokens in
-# all as no number of ranks divides.
+# Documents several times longer than topk (8), with a number of tokens that no number of ranks
+# divides.
 CHAINS = CorpusSettings(
     sources=(ReasoningSource(name="chains", family="chains", count=200),), held_out_fraction=0.05
 )
@@ -52,9 +52,9 @@ CASES = [
     ("midtrain", {"context": 2}),
     ("lean", {"expert": 2, "context": 2}),
 ]
-# How far curves may part. Half precision rounds every product, and products of other shapes round
-# otherwise; a gradient that is lost or counted twice moves its norm by more than one.
-APART = {"float32": 1e-5, "bfloat16": 0.1}
+# Half precision rounds every product, and products of other shapes round differently; a gradient
+# that is lost or counted twice changes its norm by more than one.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}
 
 
 def name_of(variant, sizes, dtype):
@@ -62,36 +62,39 @@ def name_of(variant, sizes, dtype):
 
 
 @pytest.fixture(scope="module")
-def raised(tmp_path_factory):
-    """Every case and every variant alone, in both dtypes, by the name of its run. Those of as many
-    ranks share their processes, whose start takes longer than a run."""
+def trained_runs(tmp_path_factory):
+    """All runs by name: every case, and every variant on one rank, in both dtypes. Runs on equally
+    many ranks share their processes, whose start takes longer than a run."""
     folder = tmp_path_factory.mktemp("curves")
-    start = network_folder(folder / "born", moe=MoESettings(experts=8, active=2, inner=16))
+    start = network_folder(folder / "init", moe=MoESettings(experts=8, active=2, inner=16))
     stream = DataLoaderSettings(packing="rows", seq_len=64, batch_tokens=320)
     runs, by_ranks = {}, defaultdict(list)
     for variant, sizes in [*((variant, {}) for variant in VARIANTS), *CASES]:
-        for dtype in APART:
+        for dtype in TOLERANCE:
             chosen = {**BASE, "dataloader": stream, **VARIANTS[variant]}
-            machine = chosen.pop("compute", ComputeSettings())
-            chosen["compute"] = machine.model_copy(update={"dtype": dtype})
+            compute = chosen.pop("compute", ComputeSettings())
+            chosen["compute"] = compute.model_copy(update={"dtype": dtype})
             chosen["steps"] = 2 if dtype == "bfloat16" else chosen["steps"]
             chosen = settings(start, parallel=ParallelSettings(**sizes), **chosen)
             name = name_of(variant, sizes, dtype)
             runs[name] = run_in(folder / name, chosen)
-            by_ranks[chosen.parallel.ranks].append((raise_network, runs[name]))
+            by_ranks[chosen.parallel.ranks].append((train_run, runs[name]))
     for count, calls in by_ranks.items():
         all_on_ranks(count, calls)
     return runs
 
 
-@pytest.mark.parametrize("dtype", APART)
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("variant", "sizes"), CASES)
-def test_many_processes_have_the_curve_of_one(raised, variant, sizes, dtype):
-    one, many = raised[name_of(variant, {}, dtype)], raised[name_of(variant, sizes, dtype)]
+def test_many_ranks_have_the_loss_curve_of_one(trained_runs, variant, sizes, dtype):
+    one, many = (
+        trained_runs[name_of(variant, {}, dtype)],
+        trained_runs[name_of(variant, sizes, dtype)],
+    )
     parts = ["indexer_loss"] if variant == "warmup" else ["loss", "mtp_loss", "balance_loss"]
     for part in (*parts, "grad_norm", "expert_imbalance", "tokens"):
-        assert curve(many, part) == pytest.approx(curve(one, part), abs=APART[dtype]), part
-    assert held_out(many) == pytest.approx(held_out(one), abs=APART[dtype])
+        assert curve(many, part) == pytest.approx(curve(one, part), abs=TOLERANCE[dtype]), part
+    assert held_out(many) == pytest.approx(held_out(one), abs=TOLERANCE[dtype])
 
 
 def held_out(run):
