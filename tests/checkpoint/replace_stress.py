@@ -17,11 +17,11 @@ import torch
 from paddock.checkpoint import load_pretrained, save_pretrained
 from paddock.model import Transformer
 from paddock.model.config import RopeSettings
-from tests.model.networks import born, grouped_config
+from tests.model.networks import build_network, grouped_config
 
-# Two networks of the same shapes: only together with its own configuration is either right.
+# Two networks of the same shapes but different configs, so that a mixture is detected.
 NETWORKS = {
-    theta: born(
+    theta: build_network(
         grouped_config("gqa", "swa", rope=RopeSettings(theta=theta, layout="halves")), int(theta)
     )
     for theta in (100.0, 200.0)
@@ -30,7 +30,7 @@ NETWORKS = {
 
 def write_forever(target: Path) -> None:
     for count, network in enumerate(cycle(NETWORKS.values())):
-        # Now one file, now several: a reader may find the shard it was about to open gone.
+        # Sometimes one file, sometimes shards: a shard may vanish before a reader opens it.
         save_pretrained(network, target, shard_bytes=10_000 if count % 3 else 10**9)
 
 
@@ -51,7 +51,7 @@ def kill(pid: int) -> None:
 
 
 def check(found: Transformer) -> float:
-    """Which of the two networks this is, wholly."""
+    """The rope theta of the network, after checking that all tensors belong to it."""
     theta = found.config.rope.theta
     for name, tensor in NETWORKS[theta].state_dict().items():
         assert torch.equal(tensor, found.state_dict()[name]), (theta, name)
@@ -59,10 +59,10 @@ def check(found: Transformer) -> float:
 
 
 def kill_writers(target: Path) -> None:
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(15):
         pid = forked_writer(target)
-        time.sleep(chance.uniform(0.002, 0.06))
+        time.sleep(rng.uniform(0.002, 0.06))
         kill(pid)
         if target.exists():
             check(load_pretrained(target))

@@ -1,4 +1,4 @@
-"""Saving replaces a checkpoint whole or not at all, and nothing else."""
+"""Saving replaces a checkpoint atomically and changes nothing else."""
 
 import ctypes
 import fcntl
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import paddock
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
-from tests.model.networks import born, grouped_config
+from tests.model.networks import build_network, grouped_config
 
 ROOT = Path(paddock.__file__).parents[1]
 CONFIG = grouped_config("gqa", "swa")
@@ -23,12 +23,12 @@ CONFIG = grouped_config("gqa", "swa")
 
 @pytest.fixture
 def old():
-    return born(CONFIG, seed=1)
+    return build_network(CONFIG, seed=1)
 
 
 @pytest.fixture
 def new():
-    return born(CONFIG, seed=2)
+    return build_network(CONFIG, seed=2)
 
 
 @pytest.fixture
@@ -51,23 +51,23 @@ def is_network(folder, network):
     return all(torch.equal(tensor, found[name]) for name, tensor in network.state_dict().items())
 
 
-class Trouble(Exception):
+class InjectedError(Exception):
     pass
 
 
-def fail_after(monkeypatch, module, function, calls, trouble=Trouble):
-    """The function works so many times and then raises."""
+def fail_after(monkeypatch, module, function, calls, error=InjectedError):
+    """The function works `calls` times and then raises."""
     original, count = getattr(module, function), iter(range(calls))
 
     def wrapped(*args, **kwargs):
         if next(count, None) is None:
-            raise trouble
+            raise error
         return original(*args, **kwargs)
 
     monkeypatch.setattr(module, function, wrapped)
 
 
-@pytest.mark.parametrize("trouble", [Trouble, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [InjectedError, KeyboardInterrupt])
 @pytest.mark.parametrize(
     ("module", "function", "calls"),
     [
@@ -79,19 +79,17 @@ def fail_after(monkeypatch, module, function, calls, trouble=Trouble):
         ("ctypes", "CDLL", 0),
     ],
 )
-def test_a_failure_midway_changes_nothing(
-    target, new, monkeypatch, module, function, calls, trouble
-):
+def test_a_failed_save_changes_nothing(target, new, monkeypatch, module, function, calls, error):
     before = contents(target.parent)
-    fail_after(monkeypatch, sys.modules[module], function, calls, trouble)
-    with pytest.raises(trouble):
+    fail_after(monkeypatch, sys.modules[module], function, calls, error)
+    with pytest.raises(error):
         save_pretrained(new, target, shard_bytes=10_000)
     assert contents(target.parent) == before
 
 
-def test_a_failure_midway_leaves_no_trace_where_nothing_was(new, tmp_path, monkeypatch):
+def test_a_failed_first_save_leaves_no_files(new, tmp_path, monkeypatch):
     fail_after(monkeypatch, sys.modules["paddock.checkpoint.save"], "save_file", 1)
-    with pytest.raises(Trouble):
+    with pytest.raises(InjectedError):
         save_pretrained(new, tmp_path / "model", shard_bytes=10_000)
     assert not list(tmp_path.iterdir())
 
@@ -129,7 +127,7 @@ def test_a_checkpoint_is_replaced_and_its_old_shards_are_gone(target, new):
     assert [path.name for path in target.parent.iterdir()] == ["model"]
 
 
-def test_whatever_else_a_checkpoint_holds_is_kept(target, new):
+def test_other_files_of_a_checkpoint_are_kept(target, new):
     (target / "original").mkdir()
     (target / "original" / "params.json").write_text("[]")
     (target / ".gitattributes").write_text("*")
@@ -144,7 +142,7 @@ def test_whatever_else_a_checkpoint_holds_is_kept(target, new):
     assert is_network(target, new)
 
 
-def test_files_beside_the_weights_arrive_with_them_and_win(target, new, tmp_path):
+def test_extra_files_are_written_with_the_weights_and_replace_old_ones(target, new, tmp_path):
     outside = tmp_path / "outside.json"
     outside.write_text("mine")
     (target / "chat_template.jinja").symlink_to(outside)
@@ -159,7 +157,7 @@ def test_files_beside_the_weights_arrive_with_them_and_win(target, new, tmp_path
     "name",
     ["config.json", "model.safetensors", "x.safetensors", "../up", "/etc/x", "sub/x", "", ".."],
 )
-def test_a_file_beside_the_weights_may_not_be_one_of_them_nor_leave_the_folder(target, new, name):
+def test_an_extra_file_may_not_be_a_weight_file_or_leave_the_folder(target, new, name):
     before = contents(target.parent)
     with pytest.raises(ValueError, match="cannot be the name of an extra file"):
         save_pretrained(new, target, extra_files={name: b""})
@@ -174,10 +172,12 @@ def test_a_folder_that_is_missing_or_empty_is_filled(new, tmp_path):
     assert is_network(tmp_path / "empty", new)
     assert stat.S_IMODE((tmp_path / "empty").stat().st_mode) == 0o755
     weights, config = (tmp_path / "empty" / name for name in ("model.safetensors", "config.json"))
-    assert weights.stat().st_mode == config.stat().st_mode  # the library would make it private
+    assert (
+        weights.stat().st_mode == config.stat().st_mode
+    )  # safetensors alone would make it private
 
 
-def test_through_a_link_the_folder_it_means_is_replaced(target, new):
+def test_saving_through_a_symlink_replaces_its_target(target, new):
     link = target.parent / "latest"
     link.symlink_to(target.name)
     save_pretrained(new, link)
@@ -193,7 +193,7 @@ def test_through_a_link_the_folder_it_means_is_replaced(target, new):
         ("config.json", b"{", "not valid JSON"),
     ],
 )
-def test_a_folder_that_holds_something_else_is_refused(new, tmp_path, file, content, complaint):
+def test_a_folder_with_other_content_is_rejected(new, tmp_path, file, content, complaint):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / file).write_bytes(content)
     with pytest.raises(CheckpointError, match=complaint):
@@ -209,7 +209,7 @@ def test_other_safetensors_are_neither_lost_nor_mixed_in(target, new):
     assert contents(target.parent) == before
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(new, tmp_path):
+def test_a_file_in_place_of_the_folder_is_rejected(new, tmp_path):
     (tmp_path / "model").write_text("precious")
     with pytest.raises(CheckpointError, match="model: is a file, not a folder"):
         save_pretrained(new, tmp_path / "model")
@@ -220,7 +220,7 @@ def no_exchange(*args, **kwargs):
     raise OSError("this system has no renameat2")
 
 
-def test_where_folders_cannot_be_exchanged_they_are_renamed_in_turn(target, new, monkeypatch):
+def test_without_atomic_exchange_folders_are_renamed_one_by_one(target, new, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", no_exchange)
     save_pretrained(new, target)
     assert is_network(target, new)
@@ -229,27 +229,23 @@ def test_where_folders_cannot_be_exchanged_they_are_renamed_in_turn(target, new,
 
 
 @pytest.mark.parametrize("calls", [0, 1])
-def test_where_renaming_in_turn_fails_the_old_checkpoint_is_put_back(
-    target, new, monkeypatch, calls
-):
+def test_if_renaming_fails_the_old_checkpoint_is_restored(target, new, monkeypatch, calls):
     before = contents(target)
     monkeypatch.setattr(ctypes, "CDLL", no_exchange)
     original, count = os.replace, iter(range(10))
 
     def replace(*args):
         if next(count) == calls:
-            raise Trouble
+            raise InjectedError
         original(*args)
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(Trouble):
+    with pytest.raises(InjectedError):
         save_pretrained(new, target)
     assert contents(target) == before
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next_and_what_a_living_one_holds_is_not(
-    target, new
-):
+def test_leftovers_of_a_killed_save_are_removed_and_those_of_a_running_one_are_not(target, new):
     names = ("dead", "living")
     dead, living = (target.parent / f".model.saving-{name}" for name in names)
     other = target.parent / ".model.saved"
@@ -272,7 +268,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next_and_what_a_living_one_ho
     [("json", "loads"), ("paddock.checkpoint.safetensors_folder", "safe_open")],
     ids=["after its config.json was read", "when its shards are about to be opened"],
 )
-def test_a_checkpoint_replaced_while_it_is_being_opened_is_opened_again(
+def test_a_checkpoint_replaced_while_being_opened_is_opened_again(
     target, new, monkeypatch, module, function
 ):
     slower = new.config.rope.model_copy(update={"theta": 9.0})
@@ -292,7 +288,7 @@ def test_a_checkpoint_replaced_while_it_is_being_opened_is_opened_again(
     assert torch.equal(found.embed.weight, new.embed.weight)
 
 
-def test_an_open_checkpoint_can_be_read_to_its_end_after_it_was_replaced(target, old, new):
+def test_an_open_checkpoint_stays_readable_after_it_was_replaced(target, old, new):
     from paddock.checkpoint.load import (
         load_tensors,
         match_tensors,
@@ -310,7 +306,7 @@ def test_an_open_checkpoint_can_be_read_to_its_end_after_it_was_replaced(target,
     assert torch.equal(network.logits([1, 2, 3]), old.logits([1, 2, 3]))
 
 
-def siege(what, folder):
+def run_stress(what, folder):
     return subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.replace_stress", what, str(folder)],
         cwd=ROOT,
@@ -322,10 +318,10 @@ def siege(what, folder):
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path):
-    outcome = siege("kill", tmp_path / "model")
+    outcome = run_stress("kill", tmp_path / "model")
     assert outcome.returncode == 0, outcome.stderr
 
 
-def test_a_reader_meets_the_old_checkpoint_or_the_new_one_never_a_mixture(tmp_path):
-    outcome = siege("read", tmp_path / "model")
+def test_a_reader_sees_the_old_checkpoint_or_the_new_one_never_a_mixture(tmp_path):
+    outcome = run_stress("read", tmp_path / "model")
     assert outcome.returncode == 0, outcome.stderr

@@ -1,4 +1,4 @@
-"""A damaged or foreign folder is refused with one error that names what is wrong."""
+"""A corrupt or foreign folder is rejected with one error that names the problem."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
-from tests.model.networks import born, latent_config
+from tests.model.networks import build_network, latent_config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NORM = "model.layers.1.input_layernorm.weight"
@@ -19,8 +19,8 @@ EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
 def originals(tmp_path_factory):
     """One network in one file, and in several."""
     home = tmp_path_factory.mktemp("originals")
-    save_pretrained(born(latent_config()), home / "single")
-    save_pretrained(born(latent_config()), home / "sharded", shard_bytes=100_000)
+    save_pretrained(build_network(latent_config()), home / "single")
+    save_pretrained(build_network(latent_config()), home / "sharded", shard_bytes=100_000)
     return home
 
 
@@ -46,7 +46,7 @@ def change_map(folder, change):
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def assert_refused(folder, complaint):
+def assert_rejected(folder, complaint):
     with pytest.raises(CheckpointError, match=complaint):
         load_pretrained(folder)
 
@@ -60,21 +60,21 @@ def test_the_originals_load(single, sharded):
 @pytest.mark.parametrize("name", [NORM, EXPERT, "lm_head.weight"])
 def test_a_missing_tensor_is_named(single, name):
     change_tensors(single, lambda tensors: tensors.pop(name))
-    assert_refused(single, rf"tensor '{name}' is missing$")
+    assert_rejected(single, rf"tensor '{name}' is missing$")
 
 
 def test_of_many_missing_tensors_one_is_named_and_all_are_counted(single):
     change_tensors(single, lambda tensors: [tensors.pop(name) for name in (NORM, EXPERT)])
-    assert_refused(single, rf"tensor '{NORM}' is missing \(and 1 more\)$")
+    assert_rejected(single, rf"tensor '{NORM}' is missing \(and 1 more\)$")
 
 
 def test_an_extra_tensor_is_named(single):
     name = "model.layers.0.self_attn.q_a_proj.bias"
     change_tensors(single, lambda tensors: tensors.update({name: torch.zeros(24)}))
-    assert_refused(single, rf"unexpected tensor '{name}'$")
+    assert_rejected(single, rf"unexpected tensor '{name}'$")
 
 
-def test_rotary_frequencies_that_old_exporters_store_are_no_extra(single):
+def test_stored_rotary_frequencies_are_ignored(single):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change_tensors(single, lambda tensors: tensors.update({name: torch.zeros(2)}))
     load_pretrained(single)
@@ -88,28 +88,28 @@ def test_a_mis_shaped_tensor_is_named_with_both_shapes(single, shape):
     assert f"tensor '{NORM}' has shape {shape}, expected (32,)" in str(caught.value)
 
 
-def test_a_transposed_expert_is_refused(single):
+def test_a_transposed_expert_is_rejected(single):
     change_tensors(
         single, lambda tensors: tensors.update({EXPERT: tensors[EXPERT].mT.contiguous()})
     )
-    assert_refused(single, rf"tensor '{EXPERT}' has shape \(32, 16\), expected \(16, 32\)")
+    assert_rejected(single, rf"tensor '{EXPERT}' has shape \(32, 16\), expected \(16, 32\)")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("value", "word"), [(float("nan"), "nan"), (float("-inf"), "-inf")])
-def test_a_number_that_is_none_is_named_with_its_place(single, value, word, dtype):
+def test_a_nan_is_named_with_its_position(single, value, word, dtype):
     def spoil(tensors):
         tensors[EXPERT] = tensors[EXPERT].to(dtype)
         tensors[EXPERT][5, 7] = value
 
     change_tensors(single, spoil)
-    assert_refused(single, rf"tensor '{EXPERT}' holds {word} at \(5, 7\)$")
+    assert_rejected(single, rf"tensor '{EXPERT}' holds {word} at \(5, 7\)$")
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.uint8, torch.bool])
-def test_weights_that_are_not_floating_point_are_refused(single, dtype):
+def test_weights_that_are_not_floating_point_are_rejected(single, dtype):
     change_tensors(single, lambda t: t.update({EXPERT: torch.ones(16, 32, dtype=dtype)}))
-    assert_refused(single, rf"tensor '{EXPERT}' is {dtype}")
+    assert_rejected(single, rf"tensor '{EXPERT}' is {dtype}")
 
 
 def test_float16_weights_are_read(single):
@@ -121,13 +121,13 @@ def test_float16_weights_are_read(single):
 def test_a_truncated_file_is_named(single, cut):
     whole = (single / SINGLE).read_bytes()
     (single / SINGLE).write_bytes(whole[:cut])
-    assert_refused(single, rf"{SINGLE}: truncated or not a safetensors file")
+    assert_rejected(single, rf"{SINGLE}: truncated or not a safetensors file")
 
 
-def test_a_file_with_something_behind_its_end_is_refused(single):
+def test_a_file_with_trailing_bytes_is_rejected(single):
     with (single / SINGLE).open("ab") as file:
         file.write(b"more")
-    assert_refused(single, rf"{SINGLE}: truncated or not a safetensors file")
+    assert_rejected(single, rf"{SINGLE}: truncated or not a safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -137,97 +137,97 @@ def test_a_file_with_something_behind_its_end_is_refused(single):
 )
 def test_a_file_of_another_kind_is_named(single, content):
     (single / SINGLE).write_bytes(content)
-    assert_refused(single, rf"{SINGLE}: truncated or not a safetensors file")
+    assert_rejected(single, rf"{SINGLE}: truncated or not a safetensors file")
 
 
 def test_a_truncated_shard_is_named(sharded):
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
-    assert_refused(sharded, rf"{shard.name}: truncated")
+    assert_rejected(sharded, rf"{shard.name}: truncated")
 
 
 def test_a_missing_shard_is_named(sharded):
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.unlink()
-    assert_refused(sharded, rf"{INDEX} names {shard.name}, which is missing")
+    assert_rejected(sharded, rf"{INDEX} names {shard.name}, which is missing")
 
 
 @pytest.mark.parametrize(
-    "place", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", ".", ""]
+    "path", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", ".", ""]
 )
-def test_an_index_that_points_outside_its_folder_is_refused(sharded, place):
-    change_map(sharded, lambda weight_map: weight_map.update({NORM: place}))
-    assert_refused(sharded, rf"{INDEX} names a file outside its folder: {place}$")
+def test_an_index_that_points_outside_its_folder_is_rejected(sharded, path):
+    change_map(sharded, lambda weight_map: weight_map.update({NORM: path}))
+    assert_rejected(sharded, rf"{INDEX} names a file outside its folder: {path}$")
 
 
-@pytest.mark.parametrize("place", ["x.safetensors", "a\0b"])
-def test_an_index_that_points_at_nothing_is_refused(sharded, place):
-    change_map(sharded, lambda weight_map: weight_map.update({NORM: place}))
-    assert_refused(sharded, rf"{INDEX} names {place}, which is missing")
+@pytest.mark.parametrize("path", ["x.safetensors", "a\0b"])
+def test_an_index_that_points_at_a_missing_file_is_rejected(sharded, path):
+    change_map(sharded, lambda weight_map: weight_map.update({NORM: path}))
+    assert_rejected(sharded, rf"{INDEX} names {path}, which is missing")
 
 
-def test_an_index_that_points_at_the_wrong_shard_is_refused(sharded):
+def test_an_index_that_points_at_the_wrong_shard_is_rejected(sharded):
     shards = sorted(file.name for file in sharded.glob("*.safetensors"))
 
     def move(weight_map):
         weight_map[NORM] = next(name for name in shards if name != weight_map[NORM])
 
     change_map(sharded, move)
-    assert_refused(sharded, rf"{INDEX} maps tensor '{NORM}' to .*, which does not hold it")
+    assert_rejected(sharded, rf"{INDEX} maps tensor '{NORM}' to .*, which does not hold it")
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
-def test_an_index_without_a_map_is_refused(sharded, content):
+def test_an_index_without_a_map_is_rejected(sharded, content):
     (sharded / INDEX).write_text(content)
-    assert_refused(sharded, rf"{INDEX}: 'weight_map' is missing or malformed")
+    assert_rejected(sharded, rf"{INDEX}: 'weight_map' is missing or malformed")
 
 
-def test_an_index_that_is_no_json_is_refused(sharded):
+def test_an_index_that_is_not_json_is_rejected(sharded):
     (sharded / INDEX).write_text('{"weight_map": {')
-    assert_refused(sharded, rf"{INDEX}: not valid JSON")
+    assert_rejected(sharded, rf"{INDEX}: not valid JSON")
 
 
 def test_a_tensor_in_two_shards_is_named_with_both(sharded):
     first, second = sorted(sharded.glob("*.safetensors"))[:2]
     name, tensor = next(iter(load_file(first).items()))
     save_file(load_file(second) | {name: tensor}, second)
-    assert_refused(sharded, rf"'{name}' is in both {first.name} and {second.name}")
+    assert_rejected(sharded, rf"'{name}' is in both {first.name} and {second.name}")
 
 
-def test_shards_beside_a_single_file_are_ambiguous(single, sharded):
+def test_shards_next_to_a_single_file_are_ambiguous(single, sharded):
     shutil.copy(single / SINGLE, sharded / SINGLE)
-    assert_refused(sharded, rf"holds {SINGLE}, but {INDEX} does not list it")
+    assert_rejected(sharded, rf"holds {SINGLE}, but {INDEX} does not list it")
 
 
 def test_pickled_weights_are_not_read(single):
     (single / SINGLE).unlink()
     (single / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    assert_refused(single, r"only pickled weights \(pytorch_model.bin\)")
+    assert_rejected(single, r"only pickled weights \(pytorch_model.bin\)")
 
 
-def test_a_folder_without_weights_is_refused(single):
+def test_a_folder_without_weights_is_rejected(single):
     (single / SINGLE).unlink()
-    assert_refused(single, rf"neither {SINGLE} nor {INDEX} found")
+    assert_rejected(single, rf"neither {SINGLE} nor {INDEX} found")
 
 
-def test_no_folder_and_no_folder_but_a_file_are_told_apart(single):
-    assert_refused(single / "nowhere", r"nowhere: folder not found$")
-    assert_refused(single / SINGLE, rf"{SINGLE}: is a file, not a folder$")
+def test_a_missing_folder_and_a_file_have_different_errors(single):
+    assert_rejected(single / "nowhere", r"nowhere: folder not found$")
+    assert_rejected(single / SINGLE, rf"{SINGLE}: is a file, not a folder$")
 
 
-def test_weights_of_another_network_are_refused(single):
+def test_weights_of_another_network_are_rejected(single):
     config = json.loads((single / "config.json").read_text())
     (single / "config.json").write_text(json.dumps(config | {"n_routed_experts": 8}))
-    assert_refused(single, r"tensor 'model.layers.1.mlp.experts.6.down_proj.weight' is missing")
+    assert_rejected(single, r"tensor 'model.layers.1.mlp.experts.6.down_proj.weight' is missing")
     (single / "config.json").write_text(json.dumps(config | {"v_head_dim": 12}))
-    assert_refused(single, r"kv_b_proj.weight' has shape \(72, 16\), expected \(80, 16\)")
+    assert_rejected(single, r"kv_b_proj.weight' has shape \(72, 16\), expected \(80, 16\)")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "torch.float32", "int8", torch.int64, torch.float16])
-def test_an_unknown_dtype_is_no_checkpoints_fault(single, dtype, tmp_path):
+def test_an_unknown_dtype_is_not_a_checkpoint_error(single, dtype, tmp_path):
     with pytest.raises(ValueError, match="dtype must be one of") as caught:
         load_pretrained(single, dtype)
     assert not isinstance(caught.value, CheckpointError)
     with pytest.raises(ValueError, match="must be one of float32, bfloat16, float64"):
-        save_pretrained(born(latent_config()), tmp_path / "unsaved", dtype=dtype)
+        save_pretrained(build_network(latent_config()), tmp_path / "unsaved", dtype=dtype)
     assert not (tmp_path / "unsaved").exists()

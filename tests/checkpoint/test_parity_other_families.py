@@ -1,5 +1,4 @@
-"""GLM-5's relatives and the small models people already have: both ways, the same logits as
-transformers'."""
+"""Other families: folders are exchanged with transformers in both directions with equal logits."""
 
 import pytest
 import torch
@@ -10,10 +9,10 @@ from tests.checkpoint.transformers_models import (
     LATENT,
     TOLERANCE,
     distance,
+    load_with_transformers,
     our_logits,
-    peer,
-    read_by_them,
-    their_logits,
+    random_model,
+    transformers_logits,
 )
 
 YARN = {
@@ -83,29 +82,29 @@ NETWORKS = {
 
 @pytest.mark.parametrize(("family", "name"), NETWORKS)
 def test_both_ways_the_logits_agree(family, name, tmp_path):
-    theirs = peer(family, NETWORKS[family, name])
-    expected = their_logits(theirs)
+    theirs = random_model(family, NETWORKS[family, name])
+    expected = transformers_logits(theirs)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load_pretrained(tmp_path / "theirs")
     assert distance(our_logits(ours), expected) <= TOLERANCE
 
     save_pretrained(ours, tmp_path / "ours")
-    theirs_again, unplaced = read_by_them(family, tmp_path / "ours")
+    theirs_again, unplaced = load_with_transformers(family, tmp_path / "ours")
     assert not unplaced
-    assert distance(their_logits(theirs_again), expected) <= TOLERANCE
+    assert distance(transformers_logits(theirs_again), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["Glm4MoeLite", "DeepseekV3"])
-def test_the_latent_norms_can_be_told_their_epsilon(family, tmp_path):
-    theirs = peer(family, LATENT | {"rms_norm_eps": 0.05})
+def test_the_epsilon_of_latent_norms_can_be_given(family, tmp_path):
+    theirs = random_model(family, LATENT | {"rms_norm_eps": 0.05})
     theirs.save_pretrained(tmp_path)
-    told = load_pretrained(tmp_path, latent_norm_eps=1e-6)
-    assert distance(our_logits(told), their_logits(theirs)) <= TOLERANCE
-    assert distance(our_logits(load_pretrained(tmp_path)), their_logits(theirs)) > 1e-3
+    loaded = load_pretrained(tmp_path, latent_norm_eps=1e-6)
+    assert distance(our_logits(loaded), transformers_logits(theirs)) <= TOLERANCE
+    assert distance(our_logits(load_pretrained(tmp_path)), transformers_logits(theirs)) > 1e-3
 
 
-def test_an_epsilon_for_latent_norms_means_nothing_to_other_attention(tmp_path):
-    theirs = peer("Llama", DENSE)
+def test_latent_norm_eps_has_no_effect_on_other_attention(tmp_path):
+    theirs = random_model("Llama", DENSE)
     theirs.save_pretrained(tmp_path)
-    told = load_pretrained(tmp_path, latent_norm_eps=0.1)
-    assert torch.equal(our_logits(told), our_logits(load_pretrained(tmp_path)))
+    loaded = load_pretrained(tmp_path, latent_norm_eps=0.1)
+    assert torch.equal(our_logits(loaded), our_logits(load_pretrained(tmp_path)))

@@ -1,4 +1,4 @@
-"""Weights that travel: into place whole and unchanged, or refused with nothing written."""
+"""Weight updates are applied completely and bitwise, or rejected with nothing written."""
 
 import pickle
 
@@ -28,7 +28,7 @@ def everything(of: Transformer) -> dict[str, torch.Tensor]:
     return dict(iter_released_tensors(of))
 
 
-def test_names_and_values_are_those_of_a_saved_folder(tmp_path):
+def test_names_and_values_match_a_saved_folder(tmp_path):
     sender = network(1)
     save_pretrained(sender, tmp_path / "saved")
     assert weight_digests(load_pretrained(tmp_path / "saved")) == weight_digests(sender)
@@ -37,7 +37,7 @@ def test_names_and_values_are_those_of_a_saved_folder(tmp_path):
     assert "model.layers.1.mlp.gate.e_score_correction_bias" in names
 
 
-def test_a_received_network_answers_like_its_sender():
+def test_a_received_network_has_the_senders_logits():
     sender, receiver = network(1), network(2)
     tokens = [1, 2, 3, 4, 5]
     assert not torch.equal(sender.logits(tokens), receiver.logits(tokens))
@@ -67,7 +67,7 @@ def test_a_part_may_be_sent_alone_and_leaves_the_rest():
         (lambda t: t | {"model.norm.weight": t["model.norm.weight"] * torch.nan}, "nan"),
     ],
 )
-def test_what_does_not_fit_changes_nothing(change, reason):
+def test_invalid_updates_change_nothing(change, reason):
     sender, receiver = network(1), network(2)
     before = weight_digests(receiver)
     with pytest.raises(CheckpointError, match=reason):
@@ -81,14 +81,14 @@ def test_half_precision_fills_a_float32_network():
     assert torch.equal(receiver.head.weight, sender.head.weight.float())
 
 
-def test_a_flipped_bit_is_noticed():
+def test_a_flipped_bit_is_detected():
     data = bytearray(serialize_update(WeightUpdate(3, {"model.norm.weight": torch.ones(8)})))
     data[-3] ^= 1
     with pytest.raises(CheckpointError, match=r"'model.norm.weight' was corrupted in transit"):
         deserialize_update(bytes(data))
 
 
-def test_the_version_travels_in_the_header():
+def test_the_version_is_in_the_header():
     tensors = {"model.norm.weight": torch.ones(8)}
     assert deserialize_update(serialize_update(WeightUpdate(3, tensors))).version == 3
     assert deserialize_update(save(tensors), version=4).version == 4
@@ -99,10 +99,10 @@ def test_the_version_travels_in_the_header():
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 8, pickle.dumps({"a": 1}), b"\xff" * 64])
-def test_what_is_no_safetensors_file_is_refused(data):
+def test_other_bytes_than_safetensors_are_rejected(data):
     with pytest.raises(CheckpointError, match="pickle is never read"):
         deserialize_update(data)
 
 
-def test_checksums_tell_dtypes_apart():
+def test_checksums_depend_on_the_dtype():
     assert tensor_digest(torch.zeros(4)) != tensor_digest(torch.zeros(2, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Tiny networks of transformers, with weights that no mistake can hide behind."""
+"""Tiny transformers models with fully random weights."""
 
 from pathlib import Path
 
@@ -37,14 +37,14 @@ LATENT = DENSE | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
-# Sixteen index heads: transformers chooses with torch.topk, whose order among equal scores is
+# Sixteen index heads: transformers selects with torch.topk, whose order among equal scores is
 # undefined, and a ReLU over few heads makes scores exactly zero (with eight, two in one row here).
 SPARSE = LATENT | {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 6}
 
 
-def peer(family: str, settings: dict[str, object]) -> transformers.PreTrainedModel:
-    """A network of transformers whose vectors, too, are random: a norm or a router's bias mistaken
-    for another changes the logits."""
+def random_model(family: str, settings: dict[str, object]) -> transformers.PreTrainedModel:
+    """A transformers model whose vectors are random too, so that a swapped norm or router bias
+    changes the logits."""
     model_class = getattr(transformers, f"{family}ForCausalLM")
     model = model_class(model_class.config_class(**settings)).eval()
     generator = torch.Generator().manual_seed(7)
@@ -55,8 +55,10 @@ def peer(family: str, settings: dict[str, object]) -> transformers.PreTrainedMod
     return model
 
 
-def read_by_them(family: str, folder: Path) -> tuple[transformers.PreTrainedModel, set[str]]:
-    """Their network from a folder, and the tensors they had no place for. None may be missing."""
+def load_with_transformers(
+    family: str, folder: Path
+) -> tuple[transformers.PreTrainedModel, set[str]]:
+    """The transformers model of a folder, and its unexpected tensors. None may be missing."""
     model_class = getattr(transformers, f"{family}ForCausalLM")
     model, info = model_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"]
@@ -65,7 +67,7 @@ def read_by_them(family: str, folder: Path) -> tuple[transformers.PreTrainedMode
 
 
 @torch.no_grad()
-def their_logits(model: transformers.PreTrainedModel) -> Tensor:
+def transformers_logits(model: transformers.PreTrainedModel) -> Tensor:
     return model(torch.tensor([TOKENS])).logits[0].float()
 
 

@@ -1,4 +1,4 @@
-"""What a run is said to cost, on one rank and on many."""
+"""Estimated cost of a run on one rank and on many."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ def settings(recipe: str, *sets: str) -> TrainSettings:
     return resolve(TrainSettings, load_recipe(RECIPES / recipe, list(sets)))
 
 
-def test_alone_a_rank_holds_everything() -> None:
+def test_a_single_rank_holds_everything() -> None:
     made = settings("nano/pretrain.toml")
     planned = estimate_training(made, preset("nano"))
     count = sum(p.numel() for p in Transformer.from_config(preset("nano"), 0).parameters())
-    biases = 8 * 4  # router biases are buffers, and count as parameters of the checkpoint
+    biases = 8 * 4  # router biases are buffers but count as checkpoint parameters
     assert planned.parameters == count + biases
     assert planned.ranks == 1
     assert planned.weight_bytes == 4 * planned.parameters
@@ -47,7 +47,7 @@ def test_many_ranks_share_the_state_and_gather_a_layer_at_a_time() -> None:
     )
 
 
-def test_a_document_longer_than_a_micro_batch_is_not_cut_but_by_context() -> None:
+def test_a_document_longer_than_a_micro_batch_is_only_split_by_context_ranks() -> None:
     made = settings("glm5/midtrain_128k.toml")
     assert made.compute.micro_batch_tokens is not None
     assert made.compute.micro_batch_tokens < made.dataloader.seq_len
@@ -58,14 +58,14 @@ STAGES = load_recipe(RECIPES / "glm5/pipeline.toml", []).values["stages"]
 
 
 @pytest.mark.parametrize("recipe", [s["recipe"] for s in STAGES if "command" not in s])
-def test_the_papers_stages_can_be_planned_before_their_parents_exist(recipe: str) -> None:
+def test_stages_can_be_estimated_before_their_checkpoints_exist(recipe: str) -> None:
     made = settings(f"glm5/{recipe}")
     planned = estimate_training(made, load_init_config(made))
     assert planned.parameters == pytest.approx(753.86e9, rel=1e-4)
     assert planned.rank_bytes < 141e9  # an H200
 
 
-def test_a_folder_that_exists_is_read_and_not_guessed(tmp_path: Path) -> None:
+def test_an_existing_folder_is_read(tmp_path: Path) -> None:
     made = settings("glm5/warmup.toml", f"init.checkpoint={tmp_path}")
     with pytest.raises(ValueError, match="neither a checkpoint nor a run with checkpoints"):
         load_init_config(made)
@@ -76,7 +76,7 @@ def test_like_needs_a_folder() -> None:
         settings("nano/pretrain.toml", "init.like=nano")
 
 
-def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_made() -> None:
+def test_a_schedule_longer_than_the_run_is_rejected_first() -> None:
     with pytest.raises(
         ValueError, match=r"'warmup_ratio' \(0\.5\) and 'stable_ratio' \(0\.9\) must not add up"
     ):

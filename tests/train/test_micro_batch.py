@@ -24,7 +24,7 @@ def batch_of(*lengths: int, untrained: tuple[int, ...] = ()) -> PackedBatch:
     )
 
 
-def test_a_target_is_the_token_ahead_in_the_same_document():
+def test_a_target_is_the_next_token_of_the_same_document():
     (batch,) = iter_micro_batches(batch_of(4, 1, 3), torch.device("cpu"))
     assert batch.targets(1).tolist() == [
         11,
@@ -39,13 +39,13 @@ def test_a_target_is_the_token_ahead_in_the_same_document():
     assert batch.targets(3).tolist() == [13] + [IGNORE_INDEX] * 7
 
 
-def test_a_token_that_does_not_count_is_nobodys_target():
+def test_a_masked_token_is_never_a_target():
     (batch,) = iter_micro_batches(batch_of(4, untrained=(2,)), torch.device("cpu"))
     assert batch.targets(1).tolist() == [11, IGNORE_INDEX, 13, IGNORE_INDEX]
     assert batch.targets(2).tolist() == [IGNORE_INDEX, 13, IGNORE_INDEX, IGNORE_INDEX]
 
 
-def test_counts_are_what_the_targets_add_up_to():
+def test_counts_match_the_targets():
     batch = batch_of(4, 1, 3, 9, untrained=(2, 12))
     (whole,) = iter_micro_batches(batch, torch.device("cpu"))
     found = count_tokens(batch, depths=3)
@@ -53,7 +53,7 @@ def test_counts_are_what_the_targets_add_up_to():
     assert list(found.targets) == [int((whole.targets(a) >= 0).sum()) for a in (1, 2, 3, 4)]
 
 
-def test_parts_are_cut_between_documents():
+def test_micro_batches_are_split_between_documents():
     batch = batch_of(4, 1, 3, 9)
     assert [lengths for _, lengths in split_documents(batch, 5)] == [(4, 1), (3,), (9,)]
     assert [lengths for _, lengths in split_documents(batch, None)] == [(4, 1, 3, 9)]
