@@ -8,13 +8,13 @@ WORDS = [f"{a}{b}" for a in ("lo", "ka", "mi", "ne", "tu") for b in ("ra", "so",
 
 
 def prose(seed, words=300):
-    chance = Random(seed)
-    return " ".join(chance.choice(WORDS) for _ in range(words))
+    rng = Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def changed(text, share, seed=1):
-    chance = Random(seed)
-    return " ".join("xx" if chance.random() < share else word for word in text.split())
+    rng = Random(seed)
+    return " ".join("xx" if rng.random() < share else word for word in text.split())
 
 
 def test_an_exact_copy_is_found_whatever_stands_around_it():

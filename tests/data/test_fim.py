@@ -15,10 +15,8 @@ def test_the_text_comes_back(text, seed, suffix_first):
 
 
 def test_rates_are_kept():
-    chance = Random(0)
-    rows = [
-        fill_in_middle("abc", FimSettings(rate=0.6, spm_rate=0.25), chance) for _ in range(4000)
-    ]
+    rng = Random(0)
+    rows = [fill_in_middle("abc", FimSettings(rate=0.6, spm_rate=0.25), rng) for _ in range(4000)]
     cut = [row for row in rows if len(row) > 1]
     assert abs(len(cut) / len(rows) - 0.6) < 0.04
     assert abs(sum(row[0] == SpecialToken.CODE_SUFFIX for row in cut) / len(cut) - 0.25) < 0.05

@@ -29,13 +29,12 @@ def words(text):
 
 
 def stories(count=60):
-    chance = Random(0)
+    rng = Random(0)
     themes = [[f"w{theme}x{i}" for i in range(40)] for theme in range(5)]
     return [
         Document(
             text="\n".join(
-                f"line {n} of {i}: " + " ".join(chance.choices(themes[i % 5], k=9))
-                for n in range(12)
+                f"line {n} of {i}: " + " ".join(rng.choices(themes[i % 5], k=9)) for n in range(12)
             ),
             id=f"pack{i % 5}/part{i % 2}/file{i}.txt",
             source="s",

@@ -94,8 +94,8 @@ def test_what_is_longer_than_a_row_is_split_and_counted():
 
 
 def test_best_fit_wastes_little():
-    chance = Random(0)
-    lengths = [min(4096, int(chance.lognormvariate(6, 1.2)) + 2) for _ in range(5000)]
+    rng = Random(0)
+    lengths = [min(4096, int(rng.lognormvariate(6, 1.2)) + 2) for _ in range(5000)]
     found = batches(pack_best_fit, lengths, PackingLimits(seq_len=4096, tokens=65536), 20)
     used = sum(len(piece) for batch in found for row in batch.rows for piece in row)
     assert used / (20 * 65536) > 0.995

@@ -117,6 +117,6 @@ def test_without_a_count_there_is_no_end():
     "family", [make_facts, make_chain, make_knowledge, make_records, make_lookups]
 )
 def test_words_and_signs_stand_apart(family):
-    chance = Random(0)
+    rng = Random(0)
     for _ in range(200):
-        assert all(re.fullmatch(r"[A-Za-z]+|\d|[.,:?]", word) for word in family(chance).split(" "))
+        assert all(re.fullmatch(r"[A-Za-z]+|\d|[.,:?]", word) for word in family(rng).split(" "))

@@ -286,9 +286,9 @@ def rebuilt(events):
     return reasoning, content, made
 
 
-def cut(tokens, chance):
+def cut(tokens, rng):
     while tokens:
-        size = chance.choice([1, 1, 2, 3, 7, 50])
+        size = rng.choice([1, 1, 2, 3, 7, 50])
         yield tokens[:size]
         tokens = tokens[size:]
 
@@ -319,11 +319,11 @@ ANY_IDS = st.lists(
 @example(ids("A</think><think>B"), OPEN, "stop", SPECS, Random(0))
 @example([-1, 2**40], OPEN, "stop", SPECS, Random(0))
 @settings(max_examples=300)
-def test_however_tokens_are_cut_the_reply_is_the_same(tokens, prompt, finish, tools, chance):
+def test_however_tokens_are_cut_the_reply_is_the_same(tokens, prompt, finish, tools, rng):
     """And nothing raises, whatever a model says."""
     whole = parse_completion(TOKENIZER, tokens, finish=finish, tools=tools, prompt=prompt)
     parser = CompletionParser(TOKENIZER, tools=tools, prompt=prompt)
-    events = [event for part in cut(tokens, chance) for event in parser.feed(part)]
+    events = [event for part in cut(tokens, rng) for event in parser.feed(part)]
     events += parser.finish(finish)
     assert parser.result == whole
     reasoning, content, made = rebuilt(events)

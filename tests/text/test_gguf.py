@@ -30,11 +30,10 @@ SPACES = ["", " ", "  ", "\n", "\n\n ", "\t", " \r\n", "\u00a0", "\u3000"]
 
 
 def texts(count):
-    chance = random.Random(0)
-    pieces = [chance.choices(PARTS, k=chance.randint(1, 9)) for _ in range(count)]
+    rng = random.Random(0)
+    pieces = [rng.choices(PARTS, k=rng.randint(1, 9)) for _ in range(count)]
     return ["", " ", "\n"] + [
-        "".join(chance.choice(SPACES) + part for part in text) + chance.choice(SPACES)
-        for text in pieces
+        "".join(rng.choice(SPACES) + part for part in text) + rng.choice(SPACES) for text in pieces
     ]
 
 

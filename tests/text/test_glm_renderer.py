@@ -62,13 +62,13 @@ def said(rendered, column):
     return [(value, TOKENIZER.decode(run)) for value, run in cut]
 
 
-def settings(chance):
+def settings(rng):
     choices = {
         "enable_thinking": (True, False),
         "clear_thinking": (True, False),
         "reasoning_effort": ("low", "high", "max", "none"),
     }
-    picked = {n: chance.choice(values) for n, values in choices.items() if chance.random() < 0.5}
+    picked = {n: rng.choice(values) for n, values in choices.items() if rng.random() < 0.5}
     return ThinkingKwargs(**picked)
 
 
@@ -79,9 +79,9 @@ def settings(chance):
 def test_joined_the_pieces_are_the_jinja_text(version):
     renderer = GlmRenderer(TOKENIZER, version=version)
     for number in range(100):
-        chance = Random(number)
-        raw, tools = conversation(chance, (*WORDS, *MARKERS) if number % 2 else WORDS)
-        messages, specs, thinking = parse_messages(raw), parse_tools(tools), settings(chance)
+        rng = Random(number)
+        raw, tools = conversation(rng, (*WORDS, *MARKERS) if number % 2 else WORDS)
+        messages, specs, thinking = parse_messages(raw), parse_tools(tools), settings(rng)
         asked = {"tools": specs, "thinking": thinking}
         text = renderer.template.render(messages, **asked, add_generation_prompt=True)
         assert TOKENIZER.decode(renderer.render_prompt(messages, **asked).token_ids) == text

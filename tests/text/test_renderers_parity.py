@@ -32,11 +32,9 @@ def peer(tmp_path_factory):
     return peer
 
 
-def settings(chance, version):
+def settings(rng, version):
     choices = {"clear_thinking": (True, False), **ORACLES[version][2]}
-    return {
-        name: chance.choice(values) for name, values in choices.items() if chance.random() < 0.6
-    }
+    return {name: rng.choice(values) for name, values in choices.items() if rng.random() < 0.6}
 
 
 def disagreements(peer, version, words, numbers):
@@ -44,9 +42,9 @@ def disagreements(peer, version, words, numbers):
     ours = GlmRenderer(byte_tokenizer(), version=version, specials_in_text=True)
     renderer, config, _ = ORACLES[version]
     for number in numbers:
-        chance = Random(number)
-        raw, tools = conversation(chance, words)
-        said = settings(chance, version)
+        rng = Random(number)
+        raw, tools = conversation(rng, words)
+        said = settings(rng, version)
         theirs = renderer(peer, config(**said)).render(without_null(raw), tools=tools)
         mine = ours.render_dialogue(
             parse_messages(raw),

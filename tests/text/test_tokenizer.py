@@ -28,9 +28,9 @@ TOOLS = '\n# Tools\n\nYou may call one or more functions.\n<tools>\n{"name": "lo
 
 @cache
 def word_tokenizer():
-    chance = Random(0)
+    rng = Random(0)
     families = (make_facts, make_chain, make_knowledge, make_records)
-    texts = [family(chance) for _ in range(1000) for family in families]
+    texts = [family(rng) for _ in range(1000) for family in families]
     return train_tokenizer([*texts, *[TOOLS] * 50], vocab=1024, splitting="words")
 
 
