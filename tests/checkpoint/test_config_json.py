@@ -182,7 +182,10 @@ REFUSED = {
         {"index_topk_pattern": "FX" * 39},
         "'index_topk_pattern' must consist of .*got 'X'",
     ),
-    "nobody to share with": ({"indexer_types": ["shared"] * 78}, "must be 'full' for the first"),
+    "no full indexer to share": (
+        {"indexer_types": ["shared"] * 78},
+        "must be 'full' for the first",
+    ),
     "unknown layers": (
         {"layer_types": ["full_attention"] * 78},
         "'layer_types' must consist of .*got 'full_at",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paddock.config import BaseSettings, Recipe, dump_toml, load_recipe, resolve
 
-numbers = st.floats(allow_nan=False)  # infinities too; nan is equal to nothing, itself included
+numbers = st.floats(allow_nan=False)  # infinities too; nan is not equal to itself
 
 
 class Leaf(BaseSettings):
@@ -66,12 +66,12 @@ trees = st.builds(
 
 @settings(max_examples=50)
 @given(trees)
-def test_what_is_dumped_resolves_to_the_same_settings(tree):
+def test_dumped_settings_resolve_to_the_same_settings(tree):
     assert resolve(Tree, Recipe(tomllib.loads(dump_toml(tree)), {})) == tree
 
 
 @given(st.text(st.characters(max_codepoint=0xFF)))
-def test_no_character_breaks_out_of_its_string(text):
+def test_strings_are_escaped(text):
     assert tomllib.loads(dump_toml(Leaf(text=text)))["text"] == text
 
 

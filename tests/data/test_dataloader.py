@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paddock.data import DataLoaderSettings, PackedDataLoader, iterate_once
 from paddock.data.mixture import MixtureSettings
 from paddock.data.sources import DataError
-from tests.data.tiny import shelf
+from tests.data.tiny import make_datasets
 
 ROOT = Path(__file__).parents[2]
 MODES = ["truncate", "best_fit", "rows"]
@@ -22,7 +22,7 @@ WEIGHTS = {"a": ((0.0, 1.0), (1.0, 0.2)), "b": 0.5}
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory):
-    return shelf(tmp_path_factory.mktemp("shelf"), LENGTHS)
+    return make_datasets(tmp_path_factory.mktemp("datasets"), LENGTHS)
 
 
 def stream(documents, mode, *, seed=0, rank=0, world=1, **other):
@@ -33,7 +33,7 @@ def stream(documents, mode, *, seed=0, rank=0, world=1, **other):
     return PackedDataLoader(documents, made, rank=rank, world=world)
 
 
-def said(batch):
+def contents(batch):
     return batch.token_T.tolist(), batch.loss_mask_T.tolist(), batch.lengths, batch.sources
 
 
@@ -58,37 +58,39 @@ def test_a_batch_is_spans_of_one_document_each(documents, mode):
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=20)
 @given(before=st.integers(0, 12), after=st.integers(1, 6), seed=st.integers(0, 9))
-def test_a_restored_stream_goes_on_as_if_never_stopped(documents, mode, before, after, seed):
+def test_a_restored_dataloader_continues_with_the_same_batches(
+    documents, mode, before, after, seed
+):
     whole = stream(documents, mode, seed=seed)
     steps = [i / 20 for i in range(before + after)]
     for progress in steps[:before]:
         whole.next_batch(progress=progress)
     state = json.loads(json.dumps(whole.state_dict()))
-    expected = [said(whole.next_batch(progress=p)) for p in steps[before:]]
+    expected = [contents(whole.next_batch(progress=p)) for p in steps[before:]]
     resumed = stream(documents, mode, seed=seed)
     resumed.next_batch(progress=0.5)
     resumed.load_state_dict(state)
-    assert [said(resumed.next_batch(progress=p)) for p in steps[before:]] == expected
+    assert [contents(resumed.next_batch(progress=p)) for p in steps[before:]] == expected
     assert resumed.state_dict() == whole.state_dict()
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_another_process_goes_on_with_the_same_batches(documents, mode, tmp_path):
-    here = stream(documents, mode)
+def test_another_process_continues_with_the_same_batches(documents, mode, tmp_path):
+    local = stream(documents, mode)
     for _ in range(3):
-        here.next_batch()
+        local.next_batch()
     code = """if True:
         import json, sys
         from pathlib import Path
-        from tests.data.tiny import shelf
-        from tests.data.test_dataloader import LENGTHS, said, stream
-        there = stream(shelf(Path(sys.argv[1]), LENGTHS), sys.argv[2])
+        from tests.data.tiny import make_datasets
+        from tests.data.test_dataloader import LENGTHS, contents, stream
+        there = stream(make_datasets(Path(sys.argv[1]), LENGTHS), sys.argv[2])
         there.load_state_dict(json.loads(sys.argv[3]))
-        print(json.dumps([said(there.next_batch()) for _ in range(3)]))
+        print(json.dumps([contents(there.next_batch()) for _ in range(3)]))
     """
-    command = [sys.executable, "-c", code, str(tmp_path), mode, json.dumps(here.state_dict())]
+    command = [sys.executable, "-c", code, str(tmp_path), mode, json.dumps(local.state_dict())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    expected = json.loads(json.dumps([said(here.next_batch()) for _ in range(3)]))
+    expected = json.loads(json.dumps([contents(local.next_batch()) for _ in range(3)]))
     assert json.loads(done.stdout) == expected
 
 
@@ -106,7 +108,7 @@ def test_a_global_batch_is_the_same_for_any_number_of_ranks(documents, mode, wor
     assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
 
-def test_a_position_taken_on_four_ranks_serves_two(documents):
+def test_state_saved_on_four_ranks_loads_on_two(documents):
     four = stream(documents, "best_fit", rank=3, world=4)
     four.next_batch()
     two = [stream(documents, "best_fit", rank=rank, world=2) for rank in range(2)]
@@ -126,12 +128,12 @@ def test_batches_may_grow(documents):
         growing.next_batch(tokens=100)
 
 
-def test_ranks_that_would_get_nothing_are_refused(documents):
+def test_ranks_without_rows_are_rejected(documents):
     with pytest.raises(DataError, match="256 are too few for 5 ranks with a seq_len of 64"):
         stream(documents, "rows", world=5).next_batch()
 
 
-def test_what_was_cut_is_counted(documents):
+def test_truncated_tokens_are_counted(documents):
     rows, fitted = stream(documents, "rows"), stream(documents, "best_fit")
     for _ in range(20):
         rows.next_batch()
@@ -141,8 +143,8 @@ def test_what_was_cut_is_counted(documents):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_weights_are_shares_of_the_tokens_that_are_used(tmp_path, mode):
-    found = shelf(tmp_path, {"long": [600] * 20, "short": [30] * 20})
+def test_weights_are_fractions_of_the_used_tokens(tmp_path, mode):
+    found = make_datasets(tmp_path, {"long": [600] * 20, "short": [30] * 20})
     mixture = MixtureSettings(weights={"long": 0.5, "short": 0.5})
     made = DataLoaderSettings(packing=mode, seq_len=64, batch_tokens=256, mixture=mixture)
     running = PackedDataLoader(found, made)
@@ -161,18 +163,18 @@ def test_weights_are_shares_of_the_tokens_that_are_used(tmp_path, mode):
         ({"taken": None}, "not the state of a dataloader"),
     ],
 )
-def test_a_position_in_another_stream_is_refused(documents, change, complaint):
-    here = stream(documents, "rows")
+def test_the_state_of_another_dataloader_is_rejected(documents, change, complaint):
+    local = stream(documents, "rows")
     with pytest.raises(DataError, match=complaint):
-        here.load_state_dict({**here.state_dict(), **change})
+        local.load_state_dict({**local.state_dict(), **change})
 
 
-def test_settings_that_fill_no_batch_are_refused():
+def test_a_batch_smaller_than_a_row_is_rejected():
     with pytest.raises(ValueError, match="batch_tokens: 100 must be at least one row of 200"):
         DataLoaderSettings(seq_len=200, batch_tokens=100)
 
 
-def test_evaluation_sees_every_token_once(documents):
+def test_iterate_once_yields_every_token_once(documents):
     batches = list(iterate_once(documents, context=64, batch_tokens=200))
     tokens = np.concatenate([batch.token_T for batch in batches])
     assert sorted(tokens.tolist()) == list(range(sum(map(sum, LENGTHS.values()))))

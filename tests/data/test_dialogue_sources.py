@@ -1,4 +1,4 @@
-"""Sources of dialogues, into shards that know what is learnt, into batches."""
+"""Dialogue sources: demonstrations, shards with loss masks, and batches."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def write(folder, *dialogues):
     return DialogueSource(name="talk", path=str(file))
 
 
-def said(i, **more):
+def question_and_answer(i, **more):
     answer = {"role": "assistant", "content": f"The answer is {i}."}
     return {"messages": [{"role": "user", "content": f"Number {i}?"}, answer], **more}
 
@@ -74,7 +74,7 @@ def test_demonstrations_are_the_same_every_time_and_change_with_the_seed():
     assert list(chain(seed=1).dialogues()) != list(chain().dialogues())
 
 
-def test_shares_of_styles_modes_and_slips_are_kept():
+def test_fractions_of_styles_modes_and_mistakes_are_kept():
     source = chain(
         count=2000,
         styles={"worked": 0.3, "terse": 0.7},
@@ -83,10 +83,10 @@ def test_shares_of_styles_modes_and_slips_are_kept():
     )
     found = list(source.dialogues())
     modes = Counter(d.thinking for d in found)
-    thoughts = [d.messages[1].reasoning for d in found if d.thinking == "interleaved"]
-    worked = [t for t in thoughts if t != "easy"]
+    reasonings = [d.messages[1].reasoning for d in found if d.thinking == "interleaved"]
+    worked = [t for t in reasonings if t != "easy"]
     assert modes["off"] / 2000 == pytest.approx(0.2, abs=0.03)
-    assert len(worked) / len(thoughts) == pytest.approx(0.3, abs=0.03)
+    assert len(worked) / len(reasonings) == pytest.approx(0.3, abs=0.03)
     assert sum("no" in t for t in worked) / len(worked) == pytest.approx(0.5, abs=0.06)
     assert all(d.messages[1].reasoning is None for d in found if d.thinking == "off")
 
@@ -96,7 +96,7 @@ def test_several_tasks_make_one_dialogue_with_the_tools_of_all():
     for found in source.dialogues():
         users = [m for m in found.messages if m.role == "user"]
         assert 2 <= len(users) <= 3
-        assert len(found.untrained) == len(users)  # each with its wrong look-up
+        assert len(found.untrained) == len(users)  # each with its wrong lookup
         for mark in found.untrained:
             assert found.messages[mark.message + 1].content.startswith("no entry")
         names = [tool.name for tool in found.tools]
@@ -132,12 +132,12 @@ def test_held_out_demonstrations_are_of_test_tasks_alone():
         ({"args": {"min_step": 1}}, "did you mean 'min_steps'"),
     ],
 )
-def test_impossible_demonstrations_are_refused(wrong, complaint):
+def test_invalid_demonstration_settings_are_rejected(wrong, complaint):
     with pytest.raises(ValidationError, match=complaint):
         chain(**wrong)
 
 
-def test_a_world_with_a_solver_alone_is_shown_by_it():
+def test_a_taskset_with_only_a_solver_is_demonstrated_by_it():
     source = DemonstrationSource(name="m", env="math", count=10, thinking={"preserved": 1.0})
     found = list(source.dialogues())
     assert len({d.messages[0].content for d in found}) > 5
@@ -145,7 +145,7 @@ def test_a_world_with_a_solver_alone_is_shown_by_it():
         assert dialogue.messages[-1].role == "assistant" and dialogue.messages[-1].content
 
 
-def test_one_after_another_moves_the_marks():
+def test_concatenating_dialogues_shifts_the_loss_mask_spans():
     reply = Message(role="assistant", content="a")
     one = Dialogue(messages=(Message(role="user", content="?"), reply))
     two = Dialogue(messages=one.messages, untrained=(LossMaskSpan(message=1),))
@@ -155,7 +155,7 @@ def test_one_after_another_moves_the_marks():
 # --- the tokenizer --------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_knows_the_words_of_later_dialogues_before_it_meets_them(tmp_path):
+def test_extra_sources_add_their_words_to_the_tokenizer(tmp_path):
     corpus = CorpusSettings(sources=(ReasoningSource(name="f", family="facts", count=200),))
     settings = TokenizerSettings(
         vocab_size=960, pre_tokenizer="words", extra_sources=(tools(count=600, mistake_rate=0.2),)
@@ -169,7 +169,7 @@ def test_a_tokenizer_knows_the_words_of_later_dialogues_before_it_meets_them(tmp
     assert {f"\u2581{word}" for word in words} <= whole
     lines = {line for line in whole if line.endswith("\n")}
     assert any('"name":\u2581"search"' in line for line in lines)  # a tool in one token
-    assert ChatTemplate.from_tokenizer(tokenizer) is None  # nothing in this corpus is a dialogue
+    assert ChatTemplate.from_tokenizer(tokenizer) is None  # this corpus has no dialogues
 
 
 def _ids(tokenizer, dialogue):
@@ -189,8 +189,8 @@ def test_a_corpus_of_dialogues_gives_its_tokenizer_the_template(tmp_path):
 # --- shards and batches ---------------------------------------------------------------------------
 
 
-def test_rows_come_back_with_what_is_learnt_and_how_much(tmp_path):
-    source = write(tmp_path, *[said(i, weight=i % 2 + 0.5) for i in range(40)])
+def test_rows_round_trip_with_loss_mask_and_weight(tmp_path):
+    source = write(tmp_path, *[question_and_answer(i, weight=i % 2 + 0.5) for i in range(40)])
     settings = CorpusSettings(sources=(source,), held_out_fraction=0.2, tokens_per_shard=100)
     corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     renderer = GlmRenderer(byte_tokenizer())
@@ -212,8 +212,8 @@ def test_rows_come_back_with_what_is_learnt_and_how_much(tmp_path):
     assert seen == 40 and not wanted
 
 
-def test_a_dialogue_never_changes_sides(tmp_path):
-    many = [said(i) for i in range(60)]
+def test_a_dialogue_stays_in_its_split(tmp_path):
+    many = [question_and_answer(i) for i in range(60)]
     sides = []
     for order in (many, many[::-1]):
         folder = tmp_path / str(len(sides))
@@ -225,10 +225,10 @@ def test_a_dialogue_never_changes_sides(tmp_path):
     assert sides[0] == sides[1] and 5 < len(sides[0]) < 40
 
 
-def test_what_has_nothing_to_learn_is_left_out_and_counted(tmp_path):
-    silent = said(1)
+def test_dialogues_without_trained_tokens_are_dropped_and_counted(tmp_path):
+    silent = question_and_answer(1)
     silent["messages"][1]["untrained"] = True
-    source = write(tmp_path, said(0), silent, said(2, weight=0))
+    source = write(tmp_path, question_and_answer(0), silent, question_and_answer(2, weight=0))
     corpus = prepare_corpus(
         CorpusSettings(sources=(source,), held_out_fraction=0), byte_tokenizer(), tmp_path
     )
@@ -236,14 +236,14 @@ def test_what_has_nothing_to_learn_is_left_out_and_counted(tmp_path):
     assert corpus.manifest.sources["talk"].drop_counts == {"no trained tokens": 2}
 
 
-def test_a_wrong_line_stops_the_preparation_and_leaves_nothing(tmp_path):
-    source = write(tmp_path, said(0), {"messages": []})
+def test_an_invalid_line_stops_preparation_without_leftovers(tmp_path):
+    source = write(tmp_path, question_and_answer(0), {"messages": []})
     with pytest.raises(DataError, match=re.escape("talk.jsonl:2: messages: none of 0")):
         prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
     assert not [p for p in (tmp_path / "cache").iterdir() if p.is_dir()]
 
 
-def test_the_template_decides_what_shards_hold():
+def test_the_shards_depend_on_the_template():
     settings = CorpusSettings(sources=(chain(),))
     plain = byte_tokenizer()
     keys = {
@@ -261,7 +261,7 @@ def batches(corpus, mode="rows", **changes):
 
 
 @pytest.mark.parametrize("mode", ["rows", "best_fit"])
-def test_batches_train_what_the_lessons_say(tmp_path, mode):
+def test_batches_have_the_loss_mask_of_the_tokenized_dialogues(tmp_path, mode):
     source = tools(
         count=60,
         mistake_rate=0.5,
@@ -273,8 +273,8 @@ def test_batches_train_what_the_lessons_say(tmp_path, mode):
     rows = {
         r.token_ids: r.loss_mask for d in source.dialogues() for r in tokenize_dialogue(d, renderer)
     }
-    most = max(map(len, rows))
-    stream = batches(corpus, mode, seq_len=most, batch_tokens=3 * most, drop_overlong=True)
+    longest = max(map(len, rows))
+    stream = batches(corpus, mode, seq_len=longest, batch_tokens=3 * longest, drop_overlong=True)
     for _ in range(10):
         batch = stream.next_batch()
         ends = np.cumsum(batch.lengths)
@@ -286,13 +286,13 @@ def test_batches_train_what_the_lessons_say(tmp_path, mode):
 
 
 def test_weights_reach_the_batch(tmp_path):
-    source = write(tmp_path, *[said(i, weight=0.25) for i in range(30)])
+    source = write(tmp_path, *[question_and_answer(i, weight=0.25) for i in range(30)])
     corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path / "cache")
     assert set(batches(corpus).next_batch().loss_weight_T.tolist()) == {0.25}
 
 
-def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
-    source = write(tmp_path, said(1), said("9" * 300))
+def test_truncated_dialogues_are_dropped_with_drop_overlong(tmp_path):
+    source = write(tmp_path, question_and_answer(1), question_and_answer("9" * 300))
     corpus = prepare_corpus(
         CorpusSettings(sources=(source,), held_out_fraction=0), byte_tokenizer(), tmp_path / "cache"
     )
@@ -305,7 +305,7 @@ def test_half_a_dialogue_is_left_out_where_rows_must_be_whole(tmp_path):
         batches(corpus, drop_overlong=True, seq_len=16).next_batch()
 
 
-def test_a_stream_of_dialogues_goes_on_where_it_stood(tmp_path):
+def test_a_dataloader_of_dialogues_resumes_at_its_position(tmp_path):
     source = chain(count=40)
     corpus = prepare_corpus(CorpusSettings(sources=(source,)), byte_tokenizer(), tmp_path)
     one, two = batches(corpus, drop_overlong=True), batches(corpus, drop_overlong=True)
@@ -317,7 +317,7 @@ def test_a_stream_of_dialogues_goes_on_where_it_stood(tmp_path):
     assert left.loss_mask_T.tolist() == right.loss_mask_T.tolist()
 
 
-def test_evaluation_reads_only_what_is_learnt(tmp_path):
+def test_evaluation_counts_only_trained_tokens(tmp_path):
     corpus = prepare_corpus(
         CorpusSettings(sources=(chain(),), held_out_fraction=0.1), byte_tokenizer(), tmp_path
     )
@@ -334,14 +334,14 @@ def test_sources_mix_by_weights_that_change(tmp_path):
     stream = batches(corpus, mixture=mixture)
     early = Counter(s for _ in range(8) for s in stream.next_batch(progress=0.0).sources)
     late = Counter(s for _ in range(8) for s in stream.next_batch(progress=1.0).sources)
-    # What was drawn early and did not fit waits for the next batch.
+    # Rows that were drawn early and did not fit wait for the next batch.
     assert set(early) == {"c"} and late["d"] > 10 * late["c"]
 
 
-# --- judges ---------------------------------------------------------------------------------------
+# --- error markers --------------------------------------------------------------------------------
 
 
-def test_a_judge_by_name_marks_errors_that_nobody_marked(tmp_path):
+def test_a_named_error_marker_marks_unmarked_errors(tmp_path):
     reply = {"role": "assistant", "content": "8", "reasoning_content": "3 add 5 is 7 , no , 8"}
     entry = {"messages": [{"role": "user", "content": "?"}, reply]}
     source = write(tmp_path, entry).model_copy(
@@ -351,13 +351,13 @@ def test_a_judge_by_name_marks_errors_that_nobody_marked(tmp_path):
     assert found.untrained == (LossMaskSpan(message=1, part="reasoning", start=0, end=12),)
 
 
-def test_a_world_can_be_the_judge(tmp_path):
-    world = make("nano-tools")
+def test_a_taskset_can_be_the_error_marker(tmp_path):
+    taskset = make("nano-tools")
     entries = []
     for index in range(4):
-        task = world.task(index)
+        task = taskset.task(index)
         manner = DemonstrationStyle(style="full")
-        shown = dialogue_to_json(world.demonstrate(task, manner, Random(0)))
+        shown = dialogue_to_json(taskset.demonstrate(task, manner, Random(0)))
         shown["id"] = f"{task.id}#{index}"
         if index % 2:
             shown["messages"][-1]["content"] = "wrong"
@@ -370,12 +370,12 @@ def test_a_world_can_be_the_judge(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nowhere:judge", "json:judge", "env:moon"])
-def test_a_judge_that_is_not_there_is_named(name):
+def test_a_missing_error_marker_is_named(name):
     with pytest.raises(DataError, match=f"mask_errors_with '{name}'"):
         load_error_marker(name)
 
 
-def test_words_between_markers_are_what_a_tokenizer_reads():
+def test_text_between_markers_is_what_the_tokenizer_encodes():
     (found,) = tools(count=1, styles={"full": 1.0}).dialogues()
     texts = [
         document.text

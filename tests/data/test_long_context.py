@@ -28,7 +28,7 @@ def words(text):
     return len(text.split())
 
 
-def stories(count=60):
+def documents(count=60):
     rng = Random(0)
     themes = [[f"w{theme}x{i}" for i in range(40)] for theme in range(5)]
     return [
@@ -53,12 +53,12 @@ def made_by(task, material, seed, tokens):
 
 @pytest.fixture(scope="module")
 def material():
-    return Haystack(stories(), words)
+    return Haystack(documents(), words)
 
 
 @pytest.mark.parametrize("task", [*NEEDLE_TASKS, *LONG_CONTEXT_TASKS])
 @pytest.mark.parametrize("tokens", [600, 2400])
-def test_documents_are_nearly_as_long_as_asked_and_never_longer(material, task, tokens):
+def test_documents_are_nearly_as_long_as_requested_and_never_longer(material, task, tokens):
     for seed in range(5):
         made = made_by(task, material, seed, tokens)
         assert 0.85 * tokens < words(made.to_text()) <= tokens
@@ -66,16 +66,16 @@ def test_documents_are_nearly_as_long_as_asked_and_never_longer(material, task, 
         assert made.score("") == 0.0
 
 
-def lines_too(text):
-    """As a tokenizer counts whose words carry the space before them: a line break is a token."""
+def words_and_newlines(text):
+    """Counts like a tokenizer whose words include the preceding space: a newline is a token."""
     return len(re.findall(r"\n| ?[^\s]+", text))
 
 
-@pytest.mark.parametrize("count", [words, lines_too])
+@pytest.mark.parametrize("count", [words, words_and_newlines])
 @pytest.mark.parametrize("wording", ["plain", "nano"])
 @pytest.mark.parametrize("times", [1, 8])
-def test_what_stands_between_parts_is_counted_as_it_is(count, wording, times):
-    """Many short parts: a gap counted that is none would cost a fifth of the length."""
+def test_separators_are_counted(count, wording, times):
+    """Many short parts: counting a separator that is not there would cost a fifth of the length."""
     facts = ReasoningSource(name="facts", family="facts", count=200)
     source = LongContextSource(
         name="n",
@@ -91,7 +91,7 @@ def test_what_stands_between_parts_is_counted_as_it_is(count, wording, times):
 
 
 @pytest.mark.parametrize("task", [*NEEDLE_TASKS, *LONG_CONTEXT_TASKS])
-def test_tasks_follow_from_chance_and_differ(material, task):
+def test_tasks_are_determined_by_the_rng_and_differ(material, task):
     same, again, other = (made_by(task, material, seed, 900) for seed in (1, 1, 2))
     assert same == again != other
 
@@ -105,7 +105,7 @@ def test_tasks_follow_from_chance_and_differ(material, task):
         (Needle(num_keys=2, num_values=2), 4),
     ],
 )
-def test_needles_answer_the_question_and_the_others_do_not(material, hidden, answers):
+def test_needles_answer_the_question_and_distractors_do_not(material, hidden, answers):
     made = make_needle_example(material, Random(3), tokens=1500, needle=hidden, template=PLAIN)
     said = re.findall(r"The number of (\w+) is (\d{6})\.", made.text)
     asked = set(re.findall(r"\w+", made.question)) & set(KEYS)
@@ -114,7 +114,7 @@ def test_needles_answer_the_question_and_the_others_do_not(material, hidden, ans
     assert len(said) == (hidden.num_keys + hidden.distractors) * hidden.num_values
 
 
-def test_needles_said_more_than_once_say_the_same_every_time(material):
+def test_repeated_needles_have_the_same_value(material):
     hidden = Needle(distractors=5, repeats=4)
     made = make_needle_example(
         material, Random(1), tokens=900, needle=hidden, template=NEEDLE_TEMPLATES["nano"]
@@ -127,13 +127,13 @@ def test_needles_said_more_than_once_say_the_same_every_time(material):
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
-def test_a_needle_lies_as_deep_as_asked(material, depth):
+def test_a_needle_is_at_the_requested_depth(material, depth):
     hidden = Needle(depth=depth, distractors=0)
     made = make_needle_example(material, Random(0), tokens=2000, needle=hidden, template=PLAIN)
     assert made.text.index("The number of") / len(made.text) == pytest.approx(depth, abs=0.05)
 
 
-def test_a_repeated_request_has_the_answer_at_its_place(material):
+def test_a_repeated_request_has_the_answer_of_its_index(material):
     for seed in range(10):
         made = made_by("mrcr", material, seed, 1500)
         ordinal, topic = re.fullmatch(
@@ -166,7 +166,7 @@ def test_a_repository_is_related_files_under_their_paths(material):
     assert before.rsplit("# path: ", 1)[1].split("\n")[0] == made.answers[0]
 
 
-def test_the_small_language_has_needles_too():
+def test_the_nano_language_has_needles():
     facts = ReasoningSource(name="facts", family="facts", count=200)
     source = LongContextSource(
         name="n", task="needle", haystack=facts, max_tokens=200, count=5, needle_template="nano"
@@ -177,7 +177,7 @@ def test_the_small_language_has_needles_too():
 
 
 @pytest.mark.parametrize(("task", "wording"), [("needle", "nano"), ("multi_value", "plain")])
-def test_held_out_values_are_asked_for_only_when_held_out(task, wording):
+def test_held_out_values_appear_only_in_held_out_questions(task, wording):
     facts = ReasoningSource(name="facts", family="facts", count=200)
     source = LongContextSource(
         name="n", task=task, haystack=facts, max_tokens=300, count=40, needle_template=wording
@@ -192,8 +192,8 @@ def test_held_out_values_are_asked_for_only_when_held_out(task, wording):
             assert not any(is_held_out(f"{a} {b}") for a, b in said if a != name)
 
 
-def test_a_source_of_long_documents_reads_its_material(tmp_path):
-    for document in stories(20):
+def test_a_long_context_source_reads_its_haystack(tmp_path):
+    for document in documents(20):
         file = tmp_path / document.id
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(document.text)
@@ -206,7 +206,7 @@ def test_a_source_of_long_documents_reads_its_material(tmp_path):
     assert all(200 < words(document.text) <= 400 for document in found)
 
 
-def test_lengths_too_short_for_the_task_are_refused(material):
+def test_lengths_too_short_for_the_task_are_rejected(material):
     with pytest.raises(DataError, match="10 tokens are too few"):
         make_needle_example(material, Random(0), tokens=10, needle=Needle(), template=PLAIN)
     with pytest.raises(DataError, match="no documents"):

@@ -9,7 +9,7 @@ def test_an_order_is_a_permutation(count, stream):
     assert sorted(permute_index(i, count, stream) for i in range(count)) == list(range(count))
 
 
-def test_every_order_of_four_is_as_likely_as_any_other():
+def test_all_permutations_of_four_are_equally_likely():
     orders = {}
     for epoch in range(4800):
         order = tuple(permute_index(i, 4, derive_seed("epoch", epoch)) for i in range(4))
@@ -18,14 +18,14 @@ def test_every_order_of_four_is_as_likely_as_any_other():
     assert all(120 < count < 290 for count in orders.values())  # 200 expected, six deviations
 
 
-def test_numbers_are_spread_evenly_and_differ_by_stream():
+def test_numbers_are_uniform_and_differ_by_stream():
     numbers = [uniform_at(derive_seed("a"), n) for n in range(10_000)]
     assert all(abs(sum(low <= x < low + 0.1 for x in numbers) - 1000) < 180
                for low in (0.0, 0.3, 0.6, 0.9))  # fmt: skip
     assert uniform_at(derive_seed("a"), 7) != uniform_at(derive_seed("b"), 7)
 
 
-def test_numbers_never_change():
+def test_numbers_are_stable():
     assert derive_seed("a", 1) == 90929097926411725
     assert permute_index(3, 1000, 5) == 965
     assert uniform_at(9, 2) == 0.2653224405991833

@@ -25,7 +25,7 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
     assert drops == {}
 
 
-def test_what_is_no_text_is_skipped_and_counted(tmp_path):
+def test_binary_files_are_skipped_and_counted(tmp_path):
     (tmp_path / "good.txt").write_text("good")
     (tmp_path / "picture.txt").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
@@ -35,14 +35,14 @@ def test_what_is_no_text_is_skipped_and_counted(tmp_path):
     assert drops == {"binary": 1, "invalid encoding": 1, "unreadable file": 1}
 
 
-def test_a_folder_that_is_not_there_or_has_nothing_is_an_error(tmp_path):
+def test_a_missing_or_empty_folder_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"source 'f': folder .* not found"):
         read(FolderSource(name="f", path=str(tmp_path / "nowhere")))
     with pytest.raises(DataError, match=r"source 'f': no file in .* matches \*\*/\*\.txt"):
         read(FolderSource(name="f", path=str(tmp_path)))
 
 
-def test_jsonl_is_read_packed_or_not_and_bad_lines_are_counted(tmp_path):
+def test_jsonl_is_read_compressed_or_not_and_bad_lines_are_counted(tmp_path):
     lines = [json.dumps({"text": "one"}), "{broken", "[" * 100_000, json.dumps({"other": 1}), "[1]"]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "two"}\n'))
@@ -51,7 +51,7 @@ def test_jsonl_is_read_packed_or_not_and_bad_lines_are_counted(tmp_path):
     assert drops == {"malformed": 2, "no text in 'text'": 2}
 
 
-def test_a_packed_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
+def test_a_truncated_compressed_file_is_read_as_far_as_possible(tmp_path):
     lines = "".join(json.dumps({"text": f"{i} {hash(i)}"}) + "\n" for i in range(5000))
     packed = gzip.compress(lines.encode())
     (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
@@ -60,9 +60,9 @@ def test_a_packed_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
     assert drops["truncated file"] == 1
 
 
-def test_a_packed_file_that_is_damaged_is_counted_too(tmp_path):
+def test_a_corrupt_compressed_file_is_counted(tmp_path):
     packed = bytearray(gzip.compress(b'{"text": "one"}\n' * 5000))
-    packed[10] = 0xFF  # a kind of block that there is not
+    packed[10] = 0xFF  # an invalid block type
     (tmp_path / "a.jsonl.gz").write_bytes(packed)
     _, drops = read(JsonlSource(name="j", path=str(tmp_path / "a.jsonl.gz")))
     assert drops == {"truncated file": 1}
@@ -104,7 +104,7 @@ def test_pythons_own_sources_are_capped_and_in_the_same_order_every_time():
     assert not any("site-packages" in id for id, _ in found)
 
 
-def test_a_recipe_says_its_sources_by_kind():
+def test_a_recipe_selects_sources_by_kind():
     values = {"sources": [{"kind": "reasoning", "name": "facts", "family": "facts", "count": 9}]}
     settings = resolve(CorpusSettings, Recipe(values, {}))
     assert settings.sources[0].family == "facts"
@@ -120,7 +120,7 @@ def test_a_recipe_says_its_sources_by_kind():
         ([{"family": "facts"}], "source 'a' is endless: set its 'count'"),
     ],
 )
-def test_sources_that_cannot_be_prepared_are_refused(sources, complaint):
+def test_invalid_sources_are_rejected(sources, complaint):
     values = {"sources": [{"kind": "reasoning", "name": "a", **source} for source in sources]}
     with pytest.raises(ValueError, match=complaint):
         resolve(CorpusSettings, Recipe(values, {}))

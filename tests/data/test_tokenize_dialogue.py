@@ -1,4 +1,4 @@
-"""Dialogues as rows: each reply learnt once, where a model would say it, but for what is marked."""
+"""Dialogues as training rows: each reply is trained once, in its turn, except masked spans."""
 
 import json
 from dataclasses import replace
@@ -52,8 +52,8 @@ def renderer(version="5"):
     return GlmRenderer(byte_tokenizer(), version=version)
 
 
-def shown(row, trained=True):
-    """The text of the tokens that are learnt, runs joined by a bar."""
+def trained_text(row, trained=True):
+    """The text of the trained tokens, runs joined by a bar."""
     tokenizer, runs, before = byte_tokenizer(), [], None
     for token, flag in zip(row.token_ids, row.loss_mask, strict=True):
         if flag == trained:
@@ -71,16 +71,16 @@ def text(row):
 # --- modes ----------------------------------------------------------------------------------------
 
 
-def test_preserved_thoughts_make_one_row():
+def test_preserved_reasoning_makes_one_row():
     (row,) = tokenize_dialogue(Dialogue(messages=THREE, thinking="preserved"), renderer())
-    assert shown(row) == (
+    assert trained_text(row) == (
         "first</think>One.<|user|>|second</think>Two.<|user|>|third</think>Three.<|user|>"
     )
 
 
-def test_interleaved_thoughts_are_learnt_where_they_are_said_and_gone_afterwards():
+def test_interleaved_reasoning_is_trained_in_its_turn_and_dropped_later():
     rows = tokenize_dialogue(Dialogue(messages=THREE), renderer())
-    assert [shown(row) for row in rows] == [
+    assert [trained_text(row) for row in rows] == [
         "first</think>One.<|user|>",
         "second</think>Two.<|user|>",
         "third</think>Three.<|user|>",
@@ -89,7 +89,7 @@ def test_interleaved_thoughts_are_learnt_where_they_are_said_and_gone_afterwards
     assert "<|assistant|></think>One." in text(rows[1])
 
 
-def test_interleaved_thoughts_stay_within_a_cycle_of_calls():
+def test_interleaved_reasoning_stays_within_a_tool_call_cycle():
     messages = (
         user("Up?"),
         reply("", "look", (call("a", far=1),)),
@@ -97,25 +97,25 @@ def test_interleaved_thoughts_stay_within_a_cycle_of_calls():
         reply("Sky.", "seen"),
     )
     (row,) = tokenize_dialogue(Dialogue(messages=messages, tools=(LOOK,)), renderer())
-    assert shown(row) == (
+    assert trained_text(row) == (
         "look</think><tool_call>look<arg_key>far</arg_key><arg_value>1</arg_value></tool_call>"
         "<|observation|>|seen</think>Sky.<|user|>"
     )
 
 
-def test_thinking_off_leaves_thoughts_out():
+def test_thinking_off_leaves_reasoning_out():
     (row,) = tokenize_dialogue(Dialogue(messages=THREE, thinking="off"), renderer())
-    assert shown(row) == "One.<|user|>|Two.<|user|>|Three.<|user|>"
+    assert trained_text(row) == "One.<|user|>|Two.<|user|>|Three.<|user|>"
     assert "first" not in text(row)
 
 
 @pytest.mark.parametrize("version", GLM_VERSIONS)
-def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
-    """On and off by turn: what a row learns follows exactly what `prompt` would have said."""
+def test_each_turn_is_trained_after_its_own_prompt(version):
+    """Thinking switched by turn: trained tokens follow exactly what `render_prompt` returns."""
     messages = (*THREE[:3], reply("Two."), *THREE[4:])
     made = renderer(version)
     rows = tokenize_dialogue(Dialogue(messages=messages, thinking="turns"), made)
-    learnt = {}
+    trained = {}
     for row in rows:
         for k in (1, 3, 5):
             thinking = ThinkingKwargs(
@@ -124,30 +124,30 @@ def test_turns_are_learnt_behind_the_prompt_each_would_have(version):
             prompt = made.render_prompt(messages[:k], thinking=thinking).token_ids
             if row.token_ids[: len(prompt)] == prompt and row.loss_mask[len(prompt)]:
                 assert not row.loss_mask[len(prompt) - 1]
-                learnt[k] = True
-    assert set(learnt) == {1, 3, 5}
-    if version == "5":  # it only ever goes on
+                trained[k] = True
+    assert set(trained) == {1, 3, 5}
+    if version == "5":  # append-only
         assert len(rows) == 1
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "preserved", "turns", "off"])
 @pytest.mark.parametrize("version", GLM_VERSIONS)
-def test_each_reply_is_learnt_exactly_once(mode, version):
+def test_each_reply_is_trained_exactly_once(mode, version):
     words = ["One.", "Two.", "Three."]
     rows = tokenize_dialogue(Dialogue(messages=THREE, thinking=mode), renderer(version))
-    learnt = "".join(shown(row) for row in rows)
-    assert [learnt.count(word) for word in words] == [1, 1, 1]
+    trained = "".join(trained_text(row) for row in rows)
+    assert [trained.count(word) for word in words] == [1, 1, 1]
 
 
-def test_a_base_model_learns_every_token_but_marked_ones():
+def test_base_training_masks_only_marked_tokens():
     marks = (LossMaskSpan(message=1, part="reasoning"),)
     rows = tokenize_dialogue(
         Dialogue(messages=THREE[:2], untrained=marks), renderer(), train_on="all"
     )
-    assert shown(rows[0], trained=False) == "first"
+    assert trained_text(rows[0], trained=False) == "first"
 
 
-# --- marks ----------------------------------------------------------------------------------------
+# --- masked spans ---------------------------------------------------------------------------------
 
 
 def marked(message, *marks, made=None):
@@ -157,29 +157,29 @@ def marked(message, *marks, made=None):
     return row
 
 
-def test_a_mark_in_the_reasoning_masks_its_tokens_alone_and_leaves_them_in_the_context():
-    thought = "It is blue. No, it is red."
-    row = marked(reply("Red.", thought), {"part": "reasoning", "start": 0, "end": 11})
-    assert shown(row) == " No, it is red.</think>Red.<|user|>"
+def test_a_span_in_the_reasoning_masks_only_its_tokens_and_keeps_them_in_context():
+    reasoning = "It is blue. No, it is red."
+    row = marked(reply("Red.", reasoning), {"part": "reasoning", "start": 0, "end": 11})
+    assert trained_text(row) == " No, it is red.</think>Red.<|user|>"
     assert "<think>It is blue. No, it is red.</think>Red." in text(row)
 
 
-def test_a_mark_in_the_content_is_not_taken_for_the_same_words_in_the_reasoning():
+def test_a_span_in_the_content_does_not_mask_the_same_words_in_the_reasoning():
     row = marked(reply("red, red", "red, red"), {"part": "content", "start": 0, "end": 3})
-    assert shown(row) == "red, red</think>|, red<|user|>"
+    assert trained_text(row) == "red, red</think>|, red<|user|>"
 
 
-def test_blanks_that_the_template_strips_do_not_shift_a_mark():
+def test_whitespace_stripped_by_the_template_does_not_shift_a_span():
     row = marked(reply("  \n no yes ", " a b "), {"part": "content", "start": 4, "end": 6})
-    assert shown(row) in ("a b</think>| yes<|user|>", "a b</think>|yes<|user|>")
-    assert "no" not in shown(row)
+    assert trained_text(row) in ("a b</think>| yes<|user|>", "a b</think>|yes<|user|>")
+    assert "no" not in trained_text(row)
 
 
-def test_calls_are_masked_by_number():
+def test_tool_calls_are_masked_by_index():
     calls = (call("a", far=1), call("b", far=2))
     row = marked(reply("Ok.", "go", calls), {"part": "calls", "start": 0, "end": 1})
-    assert "<arg_value>1<" not in shown(row) and "<arg_value>2<" in shown(row)
-    assert shown(row).startswith("go</think>Ok.|<tool_call>look")
+    assert "<arg_value>1<" not in trained_text(row) and "<arg_value>2<" in trained_text(row)
+    assert trained_text(row).startswith("go</think>Ok.|<tool_call>look")
 
 
 def test_a_message_is_masked_with_the_token_that_ends_it():
@@ -187,30 +187,30 @@ def test_a_message_is_masked_with_the_token_that_ends_it():
     spans = (LossMaskSpan(message=1),)
     whole = Dialogue(messages=(*messages, reply("Right.")), untrained=spans, thinking="preserved")
     (row,) = tokenize_dialogue(whole, renderer())
-    assert shown(row) == "Right.<|user|>"
+    assert trained_text(row) == "Right.<|user|>"
     assert "Wrong." in text(row)
 
 
-def test_a_thought_that_is_no_longer_shown_masks_nothing():
-    """The words of the thought stand in the content of a reply whose thought was left out."""
+def test_a_span_in_dropped_reasoning_masks_nothing():
+    """The content repeats the words of reasoning that was left out."""
     messages = (user("?"), reply("a b c", "b"), user("?"), reply("d"))
     whole = Dialogue(messages=messages, untrained=(LossMaskSpan(message=1, part="reasoning"),))
     first, second = tokenize_dialogue(whole, renderer())
-    assert shown(first) == "</think>a b c<|user|>"
-    assert shown(second) == "d<|user|>"
+    assert trained_text(first) == "</think>a b c<|user|>"
+    assert trained_text(second) == "d<|user|>"
 
 
-def test_a_token_that_a_mark_only_touches_is_masked():
+def test_a_token_that_overlaps_a_span_is_masked():
     tokenizer = byte_tokenizer()
     pieces = [tokenizer.decode([token]) for token in tokenizer.encode("morning", specials=False)]
     assert pieces == ["m", "orning"]
     row = marked(reply("morning"), {"part": "content", "start": 3, "end": 4})
-    assert shown(row) == "m|<|user|>"
+    assert trained_text(row) == "m|<|user|>"
 
 
 @cache
 def foreign():
-    """A family without GLM-5's markers, whose template lies in its folder."""
+    """A family without GLM-5's special tokens, with the template of its folder."""
     own = byte_tokenizer()
     bare = json.loads(own.files["tokenizer.json"])
     keep = {"<|user|>", "<|endoftext|>"}
@@ -219,7 +219,7 @@ def foreign():
     return ChatTemplateRenderer(tokenizer, ChatTemplate(CHATML, name="foreign"))
 
 
-def test_other_families_are_marked_too():
+def test_other_families_are_masked_too():
     made = foreign()
     row = marked(
         reply("Red, I say.", "blue? no", (call("a", far=1),)),
@@ -228,11 +228,11 @@ def test_other_families_are_marked_too():
         {"part": "calls"},
         made=made,
     )
-    learnt = made.tokenizer.decode(
+    trained = made.tokenizer.decode(
         [t for t, f in zip(row.token_ids, row.loss_mask, strict=True) if f]
     )
-    assert "blue" not in learnt and "Red" not in learnt and "look" not in learnt
-    assert " no" in learnt and "I say." in learnt
+    assert "blue" not in trained and "Red" not in trained and "look" not in trained
+    assert " no" in trained and "I say." in trained
 
 
 FORGETS = (
@@ -244,15 +244,15 @@ FORGETS = (
 
 
 @pytest.mark.parametrize("mode", ["interleaved", "preserved"])
-def test_a_template_that_forgets_has_each_reply_learnt_where_it_was_said(mode):
-    """Thoughts are shown with the last message alone, whatever the mode asks for."""
+def test_with_a_template_that_drops_reasoning_each_reply_is_trained_in_its_turn(mode):
+    """Reasoning is shown with the last message only, in every mode."""
     made = ChatTemplateRenderer(foreign().tokenizer, ChatTemplate(FORGETS, name="forgets"))
     rows = tokenize_dialogue(Dialogue(messages=THREE, thinking=mode), made)
     decode = made.tokenizer.decode
-    learnt = [
+    trained = [
         decode([t for t, f in zip(row.token_ids, row.loss_mask, strict=True) if f]) for row in rows
     ]
-    assert learnt == [
+    assert trained == [
         "first: One.<|endoftext|>",
         "second: Two.<|endoftext|>",
         "third: Three.<|endoftext|>",
@@ -263,22 +263,22 @@ def test_a_template_that_forgets_has_each_reply_learnt_where_it_was_said(mode):
 WORDS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
 
 
-def test_a_mark_of_nothing_takes_nothing_away():
+def test_an_empty_span_masks_nothing():
     made, message = renderer(), reply("0", "00ll")
     nothing = marked(message, {"part": "reasoning", "start": 3, "end": 3}, made=made)
     assert nothing == marked(message, made=made)
 
 
-@given(thought=WORDS, content=WORDS, data=st.data())
+@given(reasoning=WORDS, content=WORDS, data=st.data())
 @settings(max_examples=100)
-def test_no_character_of_a_mark_is_ever_learnt(thought, content, data):
-    """Whatever the text: take the marked characters out of the learnt tokens' reach, exactly."""
+def test_no_character_of_a_span_is_ever_trained(reasoning, content, data):
+    """For any text, no trained token overlaps a masked character, and no other token is masked."""
     part = data.draw(st.sampled_from(["reasoning", "content"]))
-    whole = thought if part == "reasoning" else content
+    whole = reasoning if part == "reasoning" else content
     start = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(start, len(whole)))
     made = renderer()
-    message = reply(content, thought)
+    message = reply(content, reasoning)
     plain = marked(message, made=made)
     row = marked(message, {"part": part, "start": start, "end": end}, made=made)
     assert row.token_ids == plain.token_ids
@@ -295,18 +295,18 @@ def test_no_character_of_a_mark_is_ever_learnt(thought, content, data):
     ]
     assert bool(lost_ids) == bool(inside)
     assert inside in byte_tokenizer().decode(lost_ids)
-    # and no more than the tokens that touch it
+    # only tokens that overlap it
     assert len(lost_ids) <= len(inside.encode()) or not inside
 
 
-def test_no_mark_changes_nothing():
+def test_without_spans_nothing_is_masked():
     messages = (*THREE[:2],)
     one = tokenize_dialogue(Dialogue(messages=messages), renderer())
     two = tokenize_dialogue(replace(Dialogue(messages=messages), untrained=()), renderer())
     assert one == two
 
 
-def test_words_of_a_closed_language_are_marked_too():
+def test_word_level_tokenizers_are_masked_too():
     tokenizer = train_tokenizer(["the boat is red , no , blue"] * 50, vocab=400, splitting="words")
     made = GlmRenderer(tokenizer)
     row = marked(
@@ -314,5 +314,5 @@ def test_words_of_a_closed_language_are_marked_too():
         {"part": "reasoning", "start": 0, "end": 16},
         made=made,
     )
-    learnt = tokenizer.decode([t for t, f in zip(row.token_ids, row.loss_mask, strict=True) if f])
-    assert learnt == ", no , the boat is red</think>red<|user|>"
+    trained = tokenizer.decode([t for t, f in zip(row.token_ids, row.loss_mask, strict=True) if f])
+    assert trained == ", no , the boat is red</think>red<|user|>"

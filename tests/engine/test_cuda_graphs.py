@@ -188,7 +188,7 @@ def test_prefills_are_delayed_to_share_a_step(gather_s, reads):
     assert all(b - a > 1000 * min(gather_s, 0.03) for a, b in pairwise(at))
 
 
-def test_graphs_can_be_disabled_and_unsupported_networks_have_none():
+def test_unsupported_engines_have_no_graphs():
     with engine(network("sparse")) as serving:
         assert graphs_of(serving) is None
     with engine(network("sparse"), cuda_graphs=True, capture_routing=True) as serving:

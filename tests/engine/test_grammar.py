@@ -131,9 +131,9 @@ def test_role_markers_cannot_be_generated():
 )
 def test_an_invalid_grammar_is_rejected(grammar):
     with serving() as engine:
-        with pytest.raises(InvalidRequestError, match="is not a valid grammar") as refused:
+        with pytest.raises(InvalidRequestError, match="is not a valid grammar") as error:
             engine.generate_output(constrained(grammar, 0))
-        assert ".cc" not in str(refused.value), "no path of the library's build"
+        assert ".cc" not in str(error.value), "no path of the library's build"
         assert engine.generate(ids("hello"), SamplingParams(max_new_tokens=2)).finish == "length"
         assert engine.audit() == []
 
@@ -199,8 +199,8 @@ def test_too_many_waiting_grammars_are_rejected(monkeypatch):
 
 def test_a_too_long_grammar_is_rejected_without_parsing():
     long = Grammar("ebnf", f'root ::= "{"a" * 99}"')
-    refused = pytest.raises(InvalidRequestError, match="has 110 bytes, more than 64")
-    with serving(max_grammar_bytes=64) as engine, refused:
+    error = pytest.raises(InvalidRequestError, match="has 110 bytes, more than 64")
+    with serving(max_grammar_bytes=64) as engine, error:
         engine.generate_output(constrained(long, 0))
 
 
@@ -237,6 +237,6 @@ def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
 
 def test_without_a_tokenizer_there_is_no_grammar():
     asked = SamplingParams(grammar=Grammar("regex", "a"))
-    refused = pytest.raises(InvalidRequestError, match="need an engine with a tokenizer")
-    with engine(network("sparse")) as plain, refused:
+    error = pytest.raises(InvalidRequestError, match="need an engine with a tokenizer")
+    with engine(network("sparse")) as plain, error:
         plain.generate((1, 2), asked)

@@ -56,6 +56,6 @@ def test_captured_routing_matches_a_forward_pass(kind, settings):
         assert "num_pages" in settings or serving.stats().prefix_cache_hit_tokens > 0
 
 
-def test_nothing_is_captured_unless_enabled():
+def test_routing_is_returned_only_on_request():
     with engine(network("sparse")) as serving:
         assert serving.generate_output(greedy((1, 2, 3))).routing is None

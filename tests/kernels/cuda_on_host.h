@@ -1,5 +1,5 @@
 // Enough of CUDA to run one kernel on a CPU: the threads of a block are fibers of one thread, taken in a random order, and
-// in each round most warps rest, so that a missing barrier shows as a wrong answer sooner or later.
+// in each round most warps sleep, so that a missing barrier eventually gives a wrong result.
 // Include it, then the kernel's source, then call on_host(grid, block, order, kernel, arguments...).
 #include <ucontext.h>
 

@@ -217,7 +217,7 @@ def _warp_specialize(functions_and_args, warps, registers):
         _enter(launch, count, rng)
         try:
             function(*args)
-            assert not _here.copies, "copies that nobody waited for"
+            assert not _here.copies, "copies that were never waited for"
         except BaseException as error:
             launch.failure = launch.failure or error
 
@@ -373,7 +373,7 @@ class Kernel:
             launch = SimpleNamespace(program=program, failure=None, lock=threading.Lock())
             _enter(launch, warps, random.Random(program))
             self.function(*args, **constants)
-            assert not _here.copies, "copies that nobody waited for"
+            assert not _here.copies, "copies that were never waited for"
 
 
 def on_host(*modules: ModuleType) -> list[SimpleNamespace]:

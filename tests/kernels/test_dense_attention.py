@@ -14,7 +14,7 @@ SPANS = {
         Span(19, 1, 19, 1),
     ),
     "a decode step": (Span(0, 1, 0, 6), Span(1, 1, 6, 4)),
-    "a chunk of a prompt beside decodes": (
+    "a prefill chunk with decodes": (
         Span(0, 1, 0, 6),
         Span(1, 4, 6, 11),
         Span(5, 5, 17, 5),
@@ -56,7 +56,7 @@ def test_each_query_attends_to_its_own_past(spans, window):
 
 @pytest.mark.parametrize(("dim", "value"), [(4, 6), (6, 4)])
 def test_values_may_be_wider_or_narrower_than_keys(dim, value):
-    spans = SPANS["a chunk of a prompt beside decodes"]
+    spans = SPANS["a prefill chunk with decodes"]
     q, k, v = inputs(spans, key_heads=2, dim=dim, value=value)
     found = dense_attention(q, k, v, spans, scale=0.3)
     torch.testing.assert_close(found, by_hand(q, k, v, spans, 0.3))

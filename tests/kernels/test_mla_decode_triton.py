@@ -33,8 +33,8 @@ def test_the_kernel_matches_the_reference(name, interpreted):
 
 
 def test_a_query_without_selected_keys_gets_zeros(interpreted):
-    assert not interpreted["chosen"][3].any()
-    assert interpreted["chosen"][:3].any(-1).all()
+    assert not interpreted["selected"][3].any()
+    assert interpreted["selected"][:3].any(-1).all()
 
 
 @pytest.mark.parametrize("chosen", [False, True])

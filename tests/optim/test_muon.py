@@ -316,17 +316,17 @@ def test_a_resumed_run_is_bitwise_identical(dtype):
 
 
 def test_state_is_keyed_by_name_in_torchs_distributed_checkpoint():
-    model, twin = nn.Linear(4, 4), nn.Linear(4, 4)
+    model, other_model = nn.Linear(4, 4), nn.Linear(4, 4)
     kinds = {"weight": WHOLE, "bias": ParameterRole("vector")}
 
     def optimizer_of(module):
         roles = [NamedParameter(name, p, kinds[name]) for name, p in module.named_parameters()]
         return Muon(roles, lr=0.1)
 
-    muon, fresh = optimizer_of(model), optimizer_of(twin)
+    muon, fresh = optimizer_of(model), optimizer_of(other_model)
     model(torch.randn(2, 4)).sum().backward()
     muon.step()
-    set_optimizer_state_dict(twin, fresh, get_optimizer_state_dict(model, muon))
+    set_optimizer_state_dict(other_model, fresh, get_optimizer_state_dict(model, muon))
     assert_same_state(muon, fresh)
 
 

@@ -41,7 +41,7 @@ def test_constant_then_linear():
     assert {x: schedule.at(x) for x in points} == pytest.approx(points)
 
 
-def test_constant_to_the_end_stays_constant():
+def test_a_schedule_without_decay_steps_ends_at_its_final_value():
     schedule = LinearSchedule(warmup=2, flat=8, end=10, final=0.2)
     assert [schedule.at(x) for x in (1, 2, 9, 10)] == pytest.approx([0.5, 1, 1, 0.2])
     assert [CosineSchedule(warmup=10, end=10, final=0.2).at(x) for x in (5, 10)] == pytest.approx(
@@ -78,7 +78,7 @@ def test_factors_stay_between_zero_and_one_and_never_rise_after_the_warm_up(
 
 
 @pytest.mark.parametrize(("values", "edges"), [((1.0,), (5.0,)), ((1.0, 2.0, 3.0), (5.0, 4.0))])
-def test_mismatched_step_lists_are_rejected(values, edges):
+def test_invalid_edges_are_rejected(values, edges):
     with pytest.raises(ValueError, match="edges must ascend"):
         PiecewiseConstantSchedule(values=values, edges=edges)
 

@@ -47,7 +47,7 @@ def test_smoothing_does_not_change_the_function(name, layer):
 
 
 @torch.no_grad()
-def test_every_position_of_the_settings_is_smoothed():
+def test_the_default_settings_smooth_every_supported_linear():
     network, settings = build_network(latent_config()), QuantSettings()
     block, watch, *_ = observed(network, 1, settings)
     places = {choice.place for choice in smooth(block, watch, settings)}

@@ -31,7 +31,7 @@ def test_a_quantized_network_is_not_saved_as_a_float_checkpoint(target, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_quantized_network_rejects_weight_updates(source, target):
+def test_weight_updates_exclude_quantized_tensors(source, target):
     """Weight synchronisation sees the floating-point tensors only, not the integers."""
     names = set(dict(iter_released_tensors(load_pretrained(target))))
     assert "model.embed_tokens.weight" in names

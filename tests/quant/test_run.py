@@ -111,8 +111,8 @@ def test_the_engine_drafts_with_a_rotated_trunk(source, target):
         hidden_TD = one(token_T, layout).hidden_TD
         ((state_TD, _),) = one.mtp_forward(hidden_TD, token_T, one.make_context(layout), 1)
         states.append(one.head(state_TD))
-    apart = float((states[1] - states[0]).norm() / states[0].norm())
-    assert apart < 0.5, "a draft in the wrong basis would be all noise"
+    draft_error = float((states[1] - states[0]).norm() / states[0].norm())
+    assert draft_error < 0.5, "a draft in the wrong basis would be all noise"
     with engine(found, num_speculative_tokens=2) as serving:
         (answer,) = serving.generate_outputs([greedy(tuple(token_T.tolist()), 8)])
         assert len(answer.completion.token_ids) == 8

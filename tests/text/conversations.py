@@ -1,4 +1,4 @@
-"""Conversations as clients send them, made up by chance: every shape that is allowed."""
+"""Random conversations as clients send them, in every allowed shape."""
 
 import json
 
@@ -37,9 +37,9 @@ TOOLS = [
 ]
 
 
-def text(rng, words=WORDS, most=5):
+def text(rng, words=WORDS, max_words=5):
     gap = rng.choice(["", " ", "\n"])
-    return gap.join(rng.choices(words, k=rng.randint(0, most)))
+    return gap.join(rng.choices(words, k=rng.randint(0, max_words)))
 
 
 def value(rng, words=WORDS, depth=0):
@@ -64,18 +64,18 @@ def value(rng, words=WORDS, depth=0):
 
 
 def content(rng, words=WORDS):
-    """Text, parts, null, or nothing at all."""
-    said = text(rng, words)
+    """Content as text, parts, null, or missing."""
+    body = text(rng, words)
     match rng.randrange(6):
         case 0:
             parts = [{"type": "text", "text": text(rng, words)} for _ in range(2)]
-            return {"content": [*parts, said]}
+            return {"content": [*parts, body]}
         case 1:
             return {"content": None}
         case 2:
             return {}
         case _:
-            return {"content": said}
+            return {"content": body}
 
 
 def reply(rng, number, words=WORDS):
@@ -105,7 +105,7 @@ def reply(rng, number, words=WORDS):
 
 
 def conversation(rng, words=WORDS):
-    """Messages in OpenAI's shape, and tools or none."""
+    """Messages in OpenAI's format, with or without tools."""
     messages = []
     if rng.random() < 0.4:
         messages.append({"role": "system", **content(rng, words)})
@@ -129,5 +129,5 @@ def conversation(rng, words=WORDS):
 
 
 def without_null(messages):
-    """As published templates need it: they spell a missing content out as a word."""
+    """With empty strings for null content, which published templates would render as a word."""
     return [{**m, "content": "" if m.get("content") is None else m["content"]} for m in messages]

@@ -69,17 +69,17 @@ TOOLS = (
     "</arg_value><arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>"
 )
 BARE_TOOLS = TOOLS.replace('{"type": "function", "function": ', "").replace('"]}}}', '"]}}')
-WISH = (
+TOOL_CALL = (
     "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value>"
     "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>"
 )
 HEAD = f"[gMASK]<sop><|system|>{TOOLS}"
-ASKED = "<|system|>You are helpful.<|user|>Weather in Oslo for 2 days?<|assistant|>"
+PROMPT = "<|system|>You are helpful.<|user|>Weather in Oslo for 2 days?<|assistant|>"
 SEEN = '<|observation|><tool_response>{"t": 12}</tool_response>'
-THOUGHT = f"{ASKED}<think>Need the tool.</think>Checking.{WISH}{SEEN}"
+THOUGHT = f"{PROMPT}<think>Need the tool.</think>Checking.{TOOL_CALL}{SEEN}"
 KEPT = f"{THOUGHT}<|assistant|><think>It is 12.</think>12 C.<|user|>And Bergen?<|assistant|>"
 CLEARED = (
-    f"{ASKED}</think>Checking.{WISH}{SEEN}"
+    f"{PROMPT}</think>Checking.{TOOL_CALL}{SEEN}"
     "<|assistant|></think>12 C.<|user|>And Bergen?<|assistant|>"
 )
 OFF, KEEP = ThinkingKwargs(enable_thinking=False), ThinkingKwargs(clear_thinking=False)
@@ -104,7 +104,7 @@ GOLDEN = {
 
 
 def both(version, raw, tools, thinking=DEFAULT_THINKING):
-    """The Jinja text, and what the tokens say."""
+    """The Jinja text, and the decoded tokens."""
     messages, specs = parse_messages(raw), parse_tools(RAW_TOOLS if tools else None)
     template, renderer = glm_chat_template(version), GlmRenderer(byte_tokenizer(), version=version)
     text = template.render(messages, tools=specs, thinking=thinking, add_generation_prompt=True)
@@ -171,7 +171,7 @@ def test_golden_renderings_of_later_versions(version, raw, tools, thinking, gold
     assert both(version, raw, tools, thinking) == (golden, golden)
 
 
-def test_5_1_shows_that_the_newest_reply_had_no_thoughts():
+def test_5_1_marks_the_newest_reply_without_reasoning():
     raw = [
         *HI,
         {"role": "assistant", "content": "Hello"},
@@ -196,7 +196,7 @@ def test_5_3_puts_results_in_the_order_of_the_calls():
     # Ids may differ in case alone.
     two[1]["id"], results[0]["tool_call_id"] = "A", "A"
     assert all(sorted_.format("a", "b") in text for text in both("5.3", raw, True))
-    # Not where a result is missing or is there twice.
+    # Not if a result is missing or duplicated.
     for changed in (results[:1], [*results, results[0]]):
         for text in both("5.3", [*HI, raw[1], *changed], True):
             assert text.index("<tool_response>b") == text.index("<tool_response>")
@@ -212,19 +212,19 @@ def test_5_3_puts_results_in_the_order_of_the_calls():
         ("<think> </think>Yes.", "<think></think>Yes.", "<think></think>Yes."),
     ],
 )
-def test_thoughts_may_stand_inside_content(content, shown, opened):
+def test_reasoning_may_be_inside_content(content, shown, opened):
     raw = [*HI, {"role": "assistant", "content": content}]
-    for version, said in (("5", shown), ("5.2", opened or shown), ("5.3", opened or shown)):
+    for version, expected in (("5", shown), ("5.2", opened or shown), ("5.3", opened or shown)):
         for text in both(version, raw, False):
-            assert f"<|assistant|>{said}<|assistant|>" in text
+            assert f"<|assistant|>{expected}<|assistant|>" in text
 
 
 @pytest.mark.parametrize("version", GLM_VERSIONS)
-def test_null_content_is_no_word_and_json_text_is_no_crash(version):
-    wish = {**CALL, "arguments": json.dumps(CALL["arguments"])}
-    raw = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"function": wish}]}]
+def test_null_content_is_empty_and_json_text_does_not_fail(version):
+    call = {**CALL, "arguments": json.dumps(CALL["arguments"])}
+    raw = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}]
     for text in both(version, raw, True):
-        assert f"</think>{WISH}<|assistant|>" in text
+        assert f"</think>{TOOL_CALL}<|assistant|>" in text
         assert "None" not in text and "null" not in text
 
 
@@ -252,7 +252,7 @@ def test_transformers_renders_the_same_from_our_file(peer, version):
         assert theirs == both(version, raw, tools, thinking)[0]
 
 
-def test_our_file_alone_survives_what_the_published_one_does_not(peer):
+def test_our_template_handles_inputs_that_the_published_one_does_not(peer):
     calls = [
         {"function": {"name": "now", "arguments": '{"zone": 1}'}},
         {"function": {"name": "now"}},
@@ -261,12 +261,12 @@ def test_our_file_alone_survives_what_the_published_one_does_not(peer):
     text = peer.apply_chat_template(
         raw, chat_template=glm_chat_template_source("5.3"), tokenize=False
     )
-    said = '</think><tool_call>now{"zone": 1}</tool_call><tool_call>now</tool_call>'
-    assert text.endswith(f"{said}<|observation|><tool_response></tool_response>")
+    expected = '</think><tool_call>now{"zone": 1}</tool_call><tool_call>now</tool_call>'
+    assert text.endswith(f"{expected}<|observation|><tool_response></tool_response>")
 
 
 @pytest.mark.parametrize("version", GLM_VERSIONS)
-def test_a_saved_template_is_recognised_by_what_it_does(tmp_path, version):
+def test_a_saved_template_is_recognised_by_its_rendering(tmp_path, version):
     with_chat_template(byte_tokenizer(), version).save(tmp_path)
     renderer = get_renderer(type(byte_tokenizer()).load(tmp_path))
     assert isinstance(renderer, GlmRenderer) and renderer.version == version
@@ -295,13 +295,13 @@ def test_a_saved_template_is_recognised_by_what_it_does(tmp_path, version):
         ("5.3", ThinkingKwargs(enable_thinking=True), []),
     ],
 )
-def test_what_is_passed_over_changes_nothing_and_is_named(version, thinking, names):
+def test_ignored_settings_change_nothing_and_are_named(version, thinking, names):
     assert list(ignored_thinking_kwargs(version, thinking)) == names
     rest = {name: value for name, value in thinking.as_kwargs.items() if name not in names}
     assert both(version, RAW2, True, thinking) == both(version, RAW2, True, ThinkingKwargs(**rest))
 
 
-def test_an_unknown_version_is_refused_with_those_there_are():
+def test_an_unknown_version_is_rejected_with_the_known_ones():
     with pytest.raises(
         ChatTemplateError, match=r"GLM version must be one of 5, 5.1, 5.2, 5.3, got '6'"
     ):
@@ -320,7 +320,7 @@ def of_files(**files):
     )
 
 
-def test_a_folder_says_its_template_in_a_file_or_in_its_config():
+def test_a_folder_has_its_template_in_a_file_or_in_its_config():
     config = {"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<s>"}}
     in_config = {"tokenizer_config__json": json.dumps(config)}
     assert of_files(**in_config).render([USER]) == "config <s>"
@@ -350,12 +350,12 @@ def test_of_several_templates_tools_have_their_own():
         ("{{ strftime_now('%Y') }}", "'strftime_now' is undefined"),
     ],
 )
-def test_a_template_that_fails_says_whose_it_is_and_why(source, complaint):
+def test_a_template_error_names_the_template_and_the_reason(source, complaint):
     with pytest.raises(ChatTemplateError, match=complaint):
         ChatTemplate(source, name="m").render([USER])
 
 
-def test_templates_may_leave_loops_and_mark_what_the_assistant_says():
+def test_templates_may_break_loops_and_mark_generation():
     source = (
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -363,7 +363,7 @@ def test_templates_may_leave_loops_and_mark_what_the_assistant_says():
     assert ChatTemplate(source, name="m").render([USER, USER]) == "Hi"
 
 
-def test_lines_of_control_leave_no_trace():
+def test_control_lines_leave_no_whitespace():
     source = "a\n  {% if true %}\nb\n  {% endif %}\nc"
     assert ChatTemplate(source, name="m").render([USER]) == "a\nb\nc"
 
@@ -375,7 +375,7 @@ def test_json_is_written_as_it_is():
     assert ChatTemplate(source, name="m").render([reply]) == '{"x": "<\u00e9>\'&"}'
 
 
-def test_arguments_are_given_as_text_to_templates_that_want_text():
+def test_arguments_are_passed_as_text_to_templates_that_need_text():
     call = ToolCall(id="a", name="f", arguments={"x": 1})
     reply = Message(role="assistant", content="", tool_calls=(call,))
     source = "{{ 'f' + messages[0].tool_calls[0].function.arguments }}"

@@ -70,13 +70,13 @@ def call(name, **arguments):
         ([*OPEN, *ids("Let me")], " see.</think>Yes.", "stop", " see.", "Yes."),
         ([*SHUT, *ids("The")], " answer.", "length", None, " answer."),
         ([], "Once upon a time", "length", None, "Once upon a time"),
-        # Stopped without </think>: that was the answer. Cut short: it was not.
+        # Stopped without </think>: it was the answer. Truncated: it was not.
         (OPEN, "Yes.<|user|>", "stop", None, "Yes."),
         (OPEN, "Yes.<|endoftext|>", "stop", None, "Yes."),
         (OPEN, "Let me think about", "length", "Let me think about", ""),
         (OPEN, "Let me think about", "abort", "Let me think about", ""),
         (OPEN, "A.</think>B.<think>C.<|user|>", "stop", "A.", "B.C."),
-        # White space is the model's own.
+        # Whitespace is kept.
         (OPEN, "\nHm. \n</think>\n\nYes. <|user|>", "stop", "\nHm. \n", "\n\nYes. "),
         (OPEN, "<|user|>", "stop", None, ""),
         (OPEN, "", "length", None, ""),
@@ -93,8 +93,8 @@ def test_tokens_of_reasoning_are_counted_with_what_closes_it():
     assert read("Yes.", SHUT).reasoning_tokens == 0
     assert read("All an answer.<|user|>").reasoning_tokens == 0
     assert read("Cut sho", finish="length").reasoning_tokens == len(ids("Cut sho"))
-    wish = f"Hm, well.{call('now')}"
-    assert read(wish).reasoning_tokens == len(thought) - 1
+    text_before_call = f"Hm, well.{call('now')}"
+    assert read(text_before_call).reasoning_tokens == len(thought) - 1
 
 
 def test_a_family_without_markers_only_has_content():
@@ -171,20 +171,20 @@ def test_calls(text, content, expected):
         ('<tool_call>{"name": 3}</tool_call>', "tool call of unknown tool"),
     ],
 )
-def test_what_is_no_call_stays_as_text_with_a_note(text, note):
+def test_a_malformed_call_stays_as_text_with_a_note(text, note):
     parsed = read(f"Hm.</think>So: {text}", finish="length")
     assert calls(parsed) == []
     assert parsed.message.content == f"So: {text}".replace("</think>", "")
     assert any(note in each for each in parsed.notes)
 
 
-def test_a_call_inside_a_broken_one_is_read():
+def test_a_call_inside_a_malformed_one_is_parsed():
     parsed = read(f"</think><tool_call>oops {call('now')}")
     assert calls(parsed) == [("now", {})]
     assert parsed.message.content == "<tool_call>oops "
 
 
-def test_any_name_will_do_where_no_tools_are_known_and_none_where_there_are_none():
+def test_any_name_is_allowed_without_known_tools_and_none_with_no_tools():
     text = f"</think>{call('fly', to='5', at='noon')}"
     assert calls(read(text, tools=None)) == [("fly", {"to": 5, "at": "noon"})]
     assert calls(read(text, tools=())) == []
@@ -205,10 +205,10 @@ def test_a_prompt_may_end_inside_a_call():
     assert parser.result.message.content == ""
 
 
-# --- as it comes ----------------------------------------------------------------------------------
+# --- streaming ------------------------------------------------------------------------------------
 
 
-def test_events_come_as_soon_as_they_are_certain():
+def test_events_are_emitted_as_soon_as_they_are_certain():
     parser = CompletionParser(TOKENIZER, tools=SPECS, prompt=OPEN, call_id="c{}".format)
     assert parser.feed(ids("Hm")) == [ReasoningDelta("Hm")]
     assert parser.feed(ids("</think>On it.<tool_call>get_")) == [ContentDelta("On it.")]
@@ -231,28 +231,28 @@ def test_events_come_as_soon_as_they_are_certain():
     assert parser.finish("stop") == []
 
 
-def test_an_answer_without_thinking_is_said_again_as_content():
+def test_an_answer_without_thinking_is_repeated_as_content():
     parser = CompletionParser(TOKENIZER, prompt=OPEN)
     assert parser.feed(ids("Yes.<|user|>")) == [ReasoningDelta("Yes.")]
     assert parser.finish("stop") == [ReasoningRetraction("Yes."), ContentDelta("Yes.")]
 
 
-def test_a_call_that_breaks_after_its_start_is_taken_back():
+def test_a_call_that_becomes_malformed_is_discarded():
     parser = CompletionParser(TOKENIZER, tools=SPECS, prompt=SHUT)
     parser.feed(ids("<tool_call>now<arg_key>a"))
     assert parser.finish("length") == [ToolCallDiscard(0), ContentDelta("<tool_call>now<arg_key>a")]
 
 
-def test_a_character_is_heard_whole():
+def test_a_multi_token_character_is_emitted_whole():
     parser = CompletionParser(TOKENIZER, prompt=SHUT)
-    heard = [parser.feed([token]) for token in ids("\U0001f40e!")]
-    assert [event for events in heard for event in events] == [
+    events_by_token = [parser.feed([token]) for token in ids("\U0001f40e!")]
+    assert [event for events in events_by_token for event in events] == [
         ContentDelta("\U0001f40e"),
         ContentDelta("!"),
     ]
 
 
-def test_half_a_character_at_the_end_is_heard_too():
+def test_half_a_character_at_the_end_is_emitted():
     half = ids("\U0001f40e")[:2]
     assert (
         parse_completion(TOKENIZER, half, finish="length", prompt=SHUT).message.content == "\ufffd"
@@ -319,8 +319,8 @@ ANY_IDS = st.lists(
 @example(ids("A</think><think>B"), OPEN, "stop", SPECS, Random(0))
 @example([-1, 2**40], OPEN, "stop", SPECS, Random(0))
 @settings(max_examples=300)
-def test_however_tokens_are_cut_the_reply_is_the_same(tokens, prompt, finish, tools, rng):
-    """And nothing raises, whatever a model says."""
+def test_the_chunking_of_tokens_does_not_change_the_reply(tokens, prompt, finish, tools, rng):
+    """Nothing raises, whatever the model generates."""
     whole = parse_completion(TOKENIZER, tokens, finish=finish, tools=tools, prompt=prompt)
     parser = CompletionParser(TOKENIZER, tools=tools, prompt=prompt)
     events = [event for part in cut(tokens, rng) for event in parser.feed(part)]
@@ -332,7 +332,7 @@ def test_however_tokens_are_cut_the_reply_is_the_same(tokens, prompt, finish, to
     assert made == [(c.id, c.name, dict(c.arguments)) for c in message.tool_calls]
 
 
-def test_blanks_behind_what_follows_a_call_stay_wherever_tokens_are_cut():
+def test_whitespace_after_a_call_is_kept_for_any_chunking():
     tokens = ids("<tool_call>now</tool_call>\nDone.\n<tool_call>now</tool_call>\n")
     for at in range(len(tokens)):
         parser = CompletionParser(TOKENIZER, tools=SPECS, prompt=SHUT)
@@ -341,13 +341,13 @@ def test_blanks_behind_what_follows_a_call_stay_wherever_tokens_are_cut():
 
 
 def schema_of(arguments):
-    """A tool of which the schema tells text from the rest."""
+    """A tool whose schema distinguishes text from other types."""
     text = {key: {"type": "string"} for key, value in arguments.items() if isinstance(value, str)}
     return ToolSpec(name="f", description="", parameters={"properties": text})
 
 
 @pytest.mark.parametrize("version", GLM_VERSIONS)
-def test_what_is_rendered_is_read_back(version):
+def test_rendered_replies_are_parsed_back(version):
     renderer, read_calls = GlmRenderer(TOKENIZER, version=version), 0
     words = [word for word in (*WORDS, *MARKERS) if "think>" not in word]
     thinking = ThinkingKwargs(clear_thinking=False)
@@ -373,7 +373,7 @@ def test_what_is_rendered_is_read_back(version):
     assert read_calls > 40
 
 
-def test_words_are_read_back_too():
+def test_rendered_words_are_parsed_back():
     tokenizer = word_tokenizer()
     spec = ToolSpec(name="look", description="", parameters={})
     reply = f"red oak .</think>blue{call('look', oak='12')}"

@@ -1,4 +1,4 @@
-"""Text of far too many tokens is noticed without encoding all of it."""
+"""Text far beyond the token limit is rejected without encoding all of it."""
 
 import pytest
 
@@ -17,21 +17,21 @@ def tokenizer(request):
 
 
 class Counted:
-    """A tokenizer that counts the characters it is given."""
+    """Counts the characters passed to a tokenizer."""
 
     def __init__(self, tokenizer):
         self.characters = 0
         encode = tokenizer.encode
 
-        def counted(text, *, specials):
+        def encode_and_count(text, *, specials):
             self.characters += len(text)
             return encode(text, specials=specials)
 
-        tokenizer.encode = counted
+        tokenizer.encode = encode_and_count
 
 
 @pytest.fixture
-def read(tokenizer, monkeypatch):
+def counted(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "encode", tokenizer.encode)
     return Counted(tokenizer)
 
@@ -50,7 +50,9 @@ def conversations(text):
 
 @pytest.mark.parametrize("where", ["content", "many", "thought", "call", "tool"])
 @pytest.mark.parametrize("family", ["glm", "folder"])
-def test_a_conversation_far_too_long_is_refused_after_a_part_of_it(tokenizer, read, where, family):
+def test_a_much_too_long_conversation_is_rejected_after_encoding_a_part(
+    tokenizer, counted, where, family
+):
     renderer = GlmRenderer(tokenizer)
     if family == "folder":
         renderer = ChatTemplateRenderer(
@@ -61,11 +63,11 @@ def test_a_conversation_far_too_long_is_refused_after_a_part_of_it(tokenizer, re
         renderer.render_prompt(messages, tools=tools, max_tokens=200)
     with pytest.raises(TextTooLongError):
         renderer.render_dialogue(messages, tools=tools, max_tokens=200)
-    assert read.characters < 140_000  # of 150,000, twice
+    assert counted.characters < 140_000  # of 150,000, twice
 
 
 @pytest.mark.parametrize("repeats", [1, 100, 2000])
-def test_what_has_room_passes(tokenizer, repeats):
+def test_text_within_the_limit_passes(tokenizer, repeats):
     for text in (WORDS * repeats, " " * 60 * repeats, "\u00e9\n" * repeats, "x" * 60 * repeats):
         count = len(tokenizer.encode(text, specials=False))
         tokenizer.check_max_tokens([text], count, specials=False)

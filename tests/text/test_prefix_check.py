@@ -15,7 +15,7 @@ def verdict(template, mode):
 
 
 @pytest.mark.parametrize("version", GLM_VERSIONS)
-def test_preserved_thinking_only_grows(version):
+def test_preserved_thinking_is_append_only(version):
     template = glm_chat_template(version)
     for mode in (
         SessionPattern(thinking=PRESERVED),
@@ -27,7 +27,7 @@ def test_preserved_thinking_only_grows(version):
 
 
 @pytest.mark.parametrize("version", GLM_VERSIONS)
-def test_interleaved_thinking_only_grows_until_a_user_speaks(version):
+def test_interleaved_thinking_is_append_only_until_a_user_message(version):
     template = glm_chat_template(version)
     assert verdict(template, SessionPattern(thinking=INTERLEAVED, users=False)) is None
     found = verdict(template, SessionPattern(thinking=INTERLEAVED))
@@ -39,8 +39,8 @@ def test_interleaved_thinking_only_grows_until_a_user_speaks(version):
     ("version", "grows"),
     [
         ("5", True),
-        ("5.1", False),  # a reply without thoughts looks different once thinking is on again
-        ("5.2", False),  # the line about effort comes and goes
+        ("5.1", False),  # a reply without reasoning renders differently once thinking is on again
+        ("5.2", False),  # the line about effort is not always there
         ("5.3", True),
     ],
 )
@@ -61,18 +61,18 @@ BAD = {
 }
 
 
-def test_a_plain_template_only_grows():
+def test_a_plain_template_is_append_only():
     assert verdict(ChatTemplate(GOOD + OPENER, name="good"), SessionPattern()) is None
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_template_that_rewrites_the_past_is_caught(name):
+def test_a_template_that_is_not_prefix_preserving_is_detected(name):
     found = verdict(ChatTemplate(BAD[name], name=name), SessionPattern())
     assert found is not None and found.was != found.became
     assert f"token {found.position} changes" in str(found)
 
 
-def test_a_template_that_cannot_play_the_session_says_so():
+def test_a_template_that_cannot_render_the_session_is_reported():
     source = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     template = ChatTemplate(source + GOOD + OPENER, name="m")
     with pytest.raises(ChatTemplateError, match="the chat template of m: no tools"):

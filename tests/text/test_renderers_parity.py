@@ -1,4 +1,4 @@
-"""Against the published `renderers` package, an independent reading of the same templates."""
+"""Parity with the published `renderers` package, an independent implementation of the templates."""
 
 from functools import lru_cache
 from random import Random
@@ -23,7 +23,7 @@ ORACLES = {
 
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory):
-    """Our tokenizer as transformers reads it. Short texts come again and again: they are cached."""
+    """Our tokenizer as transformers reads it. Short texts repeat, so they are cached."""
     folder = tmp_path_factory.mktemp("peer")
     byte_tokenizer().save(folder)
     peer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -38,7 +38,7 @@ def settings(rng, version):
 
 
 def disagreements(peer, version, words, numbers):
-    """The conversations of which the oracle says something else."""
+    """The conversations that `renderers` renders differently."""
     ours = GlmRenderer(byte_tokenizer(), version=version, specials_in_text=True)
     renderer, config, _ = ORACLES[version]
     for number in numbers:
@@ -62,16 +62,16 @@ def disagreements(peer, version, words, numbers):
 
 
 @pytest.mark.parametrize(("version", "count"), [("5", 2000), ("5.1", 200), ("5.3", 200)])
-def test_ids_masks_and_owners_are_those_of_the_oracle(peer, version, count):
+def test_ids_masks_and_message_indices_match_renderers(peer, version, count):
     assert list(disagreements(peer, version, WORDS, range(count))) == []
 
 
 @pytest.mark.parametrize("version", ORACLES)
-def test_even_where_text_spells_markers_as_published_templates_let_it(peer, version):
+def test_text_with_special_tokens_matches_renderers_where_allowed(peer, version):
     assert list(disagreements(peer, version, (*WORDS, *MARKERS), range(5000, 5060))) == []
 
 
-# --- going on from a session ----------------------------------------------------------------------
+# --- continuing a session -------------------------------------------------------------------------
 
 NEXT = {
     "tools": [
@@ -88,12 +88,12 @@ NEXT = {
 @pytest.mark.parametrize(
     "stop", [SpecialToken.USER, SpecialToken.OBSERVATION, SpecialToken.ENDOFTEXT]
 )
-def test_a_session_goes_on_as_the_oracle_bridges_it(peer, version, messages, stop):
+def test_continued_sessions_match_renderers(peer, version, messages, stop):
     tokenizer, raw = byte_tokenizer(), NEXT[messages]
     ours = GlmRenderer(tokenizer, version=version)
     renderer, config, _ = ORACLES[version]
     prompt = [*ours.render_prompt(parse_messages([{"role": "user", "content": "Hi"}])).token_ids]
-    # Not as the tokenizer would have it: sampled tokens stay as they are.
+    # Not the tokenizer's own tokens: sampled tokens stay as they are.
     reply = [
         *map(tokenizer.token_to_id, "thought"),
         *tokenizer.encode("</think>Hello", specials=True),
@@ -108,10 +108,10 @@ def test_a_session_goes_on_as_the_oracle_bridges_it(peer, version, messages, sto
     assert not any(new.loss_mask)
 
 
-# --- reading replies ------------------------------------------------------------------------------
+# --- parsing replies ------------------------------------------------------------------------------
 
 
-def test_well_formed_replies_are_read_as_the_oracle_reads_them(peer):
+def test_well_formed_replies_are_parsed_like_renderers(peer):
     tokenizer, read = byte_tokenizer(), 0
     tools = parse_tools(TOOLS)
     ours, theirs = GlmRenderer(tokenizer), GLM5Renderer(peer)

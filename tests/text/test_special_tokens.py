@@ -24,7 +24,7 @@ def test_the_order_is_that_of_the_released_vocabulary(token, released):
     assert len(SpecialToken) == 36
 
 
-def test_what_the_model_says_is_never_silent():
+def test_generated_tokens_are_never_skipped():
     assert SpecialToken.USER.is_special and SpecialToken.ENDOFTEXT.is_special
     assert not any(
         token.is_special
@@ -33,14 +33,14 @@ def test_what_the_model_says_is_never_silent():
     )
 
 
-def test_a_token_that_a_tokenizer_lacks_is_named_with_the_tokenizer():
+def test_a_missing_token_is_named_with_the_tokenizer():
     specials = SpecialTokenIds.from_tokenizer({"<|endoftext|>": 5}.get, tokenizer="llama")
     assert SpecialToken.ENDOFTEXT in specials and specials.stop_token_ids == (5,)
     with pytest.raises(MissingTokenError, match=r"'llama' has no token <think>"):
         specials.ids_of([SpecialToken.ENDOFTEXT, SpecialToken.THINK_OPEN])
 
 
-def test_a_reply_ends_where_the_released_model_stops():
+def test_stop_tokens_match_the_released_model():
     ids = {token.value: FIRST + i for i, token in enumerate(SpecialToken)}
     assert SpecialTokenIds.from_tokenizer(ids.get, tokenizer="glm5").stop_token_ids == (
         154820,

@@ -53,12 +53,12 @@ def test_arguments_in_any_shape_become_an_object_that_a_record_carries(given_, a
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, "[" * 500 + "]" * 500])
-def test_what_is_nested_without_end_is_text(text):
+def test_too_deeply_nested_json_is_text(text):
     assert parse_arguments(text) == {"arguments": text}
     assert coerce_argument(text, frozenset({"array"})) == (text, False)
 
 
-def test_what_is_no_json_is_refused_by_name():
+def test_invalid_json_is_rejected_by_name():
     with pytest.raises(RecordDecodeError, match="value"):
         to_json_value({"a": object()})
     with pytest.raises(RecordDecodeError, match="levels deep"):
@@ -66,7 +66,7 @@ def test_what_is_no_json_is_refused_by_name():
 
 
 @given(st.text() | st.text(st.characters(codec=None, categories=["Cs", "Lu"])))
-def test_mended_text_can_always_be_written(text):
+def test_repaired_text_can_always_be_encoded(text):
     assert replace_lone_surrogates(text).encode().decode() == replace_lone_surrogates(text)
     assert replace_lone_surrogates(replace_lone_surrogates(text)) == replace_lone_surrogates(text)
 
@@ -113,11 +113,11 @@ SCHEMA = {
         ("unheard of", set()),
     ],
 )
-def test_types_are_found_wherever_a_schema_hides_them(key, kinds):
+def test_types_are_found_anywhere_in_a_schema(key, kinds):
     assert allowed_json_types(SCHEMA, key) == kinds
 
 
-def test_a_schema_that_refers_to_itself_many_times_is_looked_at_once():
+def test_a_recursive_schema_is_visited_once():
     class Watched(dict):
         looks = 0
 
@@ -162,7 +162,7 @@ def test_other_arguments_may_have_a_type_too():
         ("5", "string integer", 5, True),
         ("five", "string integer", "five", True),
         ('"5"', "integer", "5", False),
-        # Nothing is known of it: JSON if it is some.
+        # No type is known: parsed as JSON if valid.
         ("5", "", 5, True),
         ('"x"', "", "x", True),
         ("[1", "", "[1", True),
@@ -172,7 +172,7 @@ def test_other_arguments_may_have_a_type_too():
         ("\x00", "object", "\x00", False),
     ],
 )
-def test_text_gets_the_type_it_may_have(text, kinds, value, fits):
+def test_text_is_converted_to_an_allowed_type(text, kinds, value, fits):
     found = coerce_argument(text, frozenset(kinds.split()))
     assert found == (value, fits) and type(found[0]) is type(value)
 

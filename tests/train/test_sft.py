@@ -136,12 +136,12 @@ def test_fine_tuning_without_dialogues_is_rejected(home):
 WRONG, RIGHT = "it is blue", " no it is red"
 
 
-def row_of(thought=WRONG + RIGHT, marked=True, weight=None):
+def row_of(reasoning=WRONG + RIGHT, marked=True, weight=None):
     """A batch of one dialogue whose reasoning starts with an error."""
     words = ["what color ? it is blue no red green"] * 60
     tokenizer = train_tokenizer(words, vocab=400, splitting="words")
     question = Message(role="user", content="what color ?")
-    reply = Message(role="assistant", content="red", reasoning=thought)
+    reply = Message(role="assistant", content="red", reasoning=reasoning)
     marks = (LossMaskSpan(message=1, part="reasoning", end=len(WRONG)),) if marked else ()
     dialogue = Dialogue(messages=(question, reply), untrained=marks)
     (row,) = tokenize_dialogue(dialogue, GlmRenderer(tokenizer))
@@ -196,8 +196,8 @@ def test_a_masked_error_has_exactly_no_gradient(network, monkeypatch):
         moved = state_TD.grad.abs().sum(-1) > 0
         for position in range(len(batch.token_T)):
             target = position + ahead
-            learnt = target < len(batch.token_T) and batch.loss_mask_T[target]
-            assert bool(moved[position]) == bool(learnt)
+            trained = target < len(batch.token_T) and batch.loss_mask_T[target]
+            assert bool(moved[position]) == bool(trained)
             if target in errors:
                 assert torch.count_nonzero(state_TD.grad[position]) == 0
 
@@ -385,10 +385,10 @@ def test_an_unknown_quantizer_is_named(name):
         load_fake_quant(name)
 
 
-def test_stages_list_their_frozen_parameters(home):
+def test_freezing_the_indexer_freezes_only_its_parameters(home):
     stage = stage_spec(sft(home, freeze_indexer=True))
     network = build_network(latent_config())
     stage.freeze(network)
-    resting = [name for name, p in network.named_parameters() if not p.requires_grad]
-    assert resting and all(".indexer." in name for name in resting)
+    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
+    assert frozen and all(".indexer." in name for name in frozen)
     assert not stage.aux_request.indexer_loss and STAGES["sft"].aux_request.indexer_loss

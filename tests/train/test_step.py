@@ -48,7 +48,7 @@ def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(tmp_path):
     "options",
     [{"activation_checkpointing": True}, {"activation_offload": True}, {"micro_batch_tokens": 10}],
 )
-def test_micro_batching_and_checkpointing_do_not_change_a_step(tmp_path, options):
+def test_compute_options_do_not_change_a_step(tmp_path, options):
     plain = trainer_of(tmp_path)
     other = trainer_of(tmp_path, compute=ComputeSettings(**options))
     for _ in range(3):
