@@ -36,9 +36,9 @@ def lines(tmp_path, *entries, name="d.jsonl"):
     return tmp_path / name
 
 
-def chat(*said, **more):
+def chat(*contents, **more):
     roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
     return {"messages": messages, **more}
 
 

@@ -107,11 +107,11 @@ def test_tasks_are_determined_by_the_rng_and_differ(material, task):
 )
 def test_needles_answer_the_question_and_distractors_do_not(material, hidden, answers):
     made = make_needle_example(material, Random(3), tokens=1500, needle=hidden, template=PLAIN)
-    said = re.findall(r"The number of (\w+) is (\d{6})\.", made.text)
-    asked = set(re.findall(r"\w+", made.question)) & set(KEYS)
-    assert sorted(v for name, v in said if name in asked) == sorted(made.answers)
-    assert len(made.answers) == answers and len(asked) == hidden.num_keys
-    assert len(said) == (hidden.num_keys + hidden.distractors) * hidden.num_values
+    stated = re.findall(r"The number of (\w+) is (\d{6})\.", made.text)
+    requested = set(re.findall(r"\w+", made.question)) & set(KEYS)
+    assert sorted(v for name, v in stated if name in requested) == sorted(made.answers)
+    assert len(made.answers) == answers and len(requested) == hidden.num_keys
+    assert len(stated) == (hidden.num_keys + hidden.distractors) * hidden.num_values
 
 
 def test_repeated_needles_have_the_same_value(material):
@@ -119,10 +119,10 @@ def test_repeated_needles_have_the_same_value(material):
     made = make_needle_example(
         material, Random(1), tokens=900, needle=hidden, template=NEEDLE_TEMPLATES["nano"]
     )
-    said = NEEDLE["nano"].findall(made.text)
-    assert len(said) == 6 * 4 and len(set(said)) == len({name for name, _ in said}) == 6
-    assert (made.question, *made.answers) in said
-    assert [name for name, _ in said] != sorted(name for name, _ in said)
+    stated = NEEDLE["nano"].findall(made.text)
+    assert len(stated) == 6 * 4 and len(set(stated)) == len({name for name, _ in stated}) == 6
+    assert (made.question, *made.answers) in stated
+    assert [name for name, _ in stated] != sorted(name for name, _ in stated)
     assert words(made.to_text()) <= 900
 
 
@@ -140,9 +140,9 @@ def test_a_repeated_request_has_the_answer_of_its_index(material):
             r"Repeat the (\w+) text about (\w+) \.", made.question
         ).groups()
         turns = re.findall(r"Write about (\w+) \.\n(.*?)(?=\nWrite about|$)", made.text, re.DOTALL)
-        said = [text for name, text in turns if name == topic]
-        assert len(said) == 4
-        assert said[("first", "second", "third", "fourth").index(ordinal)] == made.answers[0]
+        stated = [text for name, text in turns if name == topic]
+        assert len(stated) == 4
+        assert stated[("first", "second", "third", "fourth").index(ordinal)] == made.answers[0]
 
 
 def test_interleaved_texts_resemble_each_other_and_keep_their_order(material):
@@ -153,8 +153,8 @@ def test_interleaved_texts_resemble_each_other_and_keep_their_order(material):
     for text in {text for text, _, _ in parts}:
         numbers = [int(part) for other, part, _ in parts if other == text]
         assert numbers == sorted(numbers)
-    asked = re.fullmatch(r"Repeat text (\d+) part (\d+) \.", made.question).groups()
-    assert [line for text, part, line in parts if (text, part) == asked] == list(made.answers)
+    requested = re.fullmatch(r"Repeat text (\d+) part (\d+) \.", made.question).groups()
+    assert [line for text, part, line in parts if (text, part) == requested] == list(made.answers)
 
 
 def test_a_repository_is_related_files_under_their_paths(material):
@@ -183,13 +183,13 @@ def test_held_out_values_appear_only_in_held_out_questions(task, wording):
         name="n", task=task, haystack=facts, max_tokens=300, count=40, needle_template=wording
     )
     for held_out in (False, True):
-        asked = source.held_out_source(1.0) if held_out else source
-        for made in asked.tasks(SourceContext(count_tokens=words)):
+        requested = source.held_out_source(1.0) if held_out else source
+        for made in requested.tasks(SourceContext(count_tokens=words)):
             [name] = set(re.findall(r"\w+", made.question)) & set(KEYS)
             assert {is_held_out(f"{name} {value}") for value in made.answers} == {held_out}
-            said = NEEDLE[wording].findall(made.text)
-            assert len(said) == 4 * len(made.answers)
-            assert not any(is_held_out(f"{a} {b}") for a, b in said if a != name)
+            stated = NEEDLE[wording].findall(made.text)
+            assert len(stated) == 4 * len(made.answers)
+            assert not any(is_held_out(f"{a} {b}") for a, b in stated if a != name)
 
 
 def test_a_long_context_source_reads_its_haystack(tmp_path):

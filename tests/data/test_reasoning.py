@@ -43,9 +43,9 @@ def test_all_facts_are_stated_and_true():
 
 def test_a_chain_is_computed_step_by_step():
     for text in texts(family="chains", count=200):
-        asked, worked = text.removesuffix(" .").split(" . ")
-        value = asked.split(" ")[1]
-        for step, line in zip(asked.split(" , ")[1:], worked.split(" , "), strict=True):
+        question_part, worked = text.removesuffix(" .").split(" . ")
+        value = question_part.split(" ")[1]
+        for step, line in zip(question_part.split(" , ")[1:], worked.split(" , "), strict=True):
             ordinal, name, operand = step.split(" ")
             after = str(OPERATIONS[name](int(value), int(operand)))
             assert line == f"{ordinal} {value} {name} {operand} is {after}"

@@ -236,7 +236,7 @@ def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
 
 
 def test_without_a_tokenizer_there_is_no_grammar():
-    asked = SamplingParams(grammar=Grammar("regex", "a"))
+    params = SamplingParams(grammar=Grammar("regex", "a"))
     error = pytest.raises(InvalidRequestError, match="need an engine with a tokenizer")
     with engine(network("sparse")) as plain, error:
-        plain.generate((1, 2), asked)
+        plain.generate((1, 2), params)

@@ -85,12 +85,12 @@ def test_engine_replies_match_a_fake_quantized_network(source, tmp_path, drafts)
     """With and without drafts, replies and log-probabilities match the float64 network."""
     quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
     found, fake = load_pretrained(tmp_path / "q"), simulated(network(), RECIPES["rtn"])
-    asked = prompts(4, longest=30)
+    prompt_list = prompts(4, longest=30)
     with engine(found, num_speculative_tokens=drafts) as serving:
-        answers = serving.generate_outputs([greedy(prompt, 8) for prompt in asked])
+        answers = serving.generate_outputs([greedy(prompt, 8) for prompt in prompt_list])
         assert serving.audit() == []
     agreed = []
-    for prompt, answer in zip(asked, answers, strict=True):
+    for prompt, answer in zip(prompt_list, answers, strict=True):
         reply_ids = answer.completion.token_ids
         with torch.no_grad():
             logits = fake.logits(prompt + reply_ids)[len(prompt) - 1 : -1]

@@ -158,8 +158,8 @@ def test_the_tokens_of_a_dialogue_are_those_of_its_text(files):
     ours = renderer(files, CHATML)
     text = ours.template.render(TURNS, tools=())
     assert list(ours.render_dialogue(TURNS).token_ids) == ours.tokenizer.encode(text, specials=True)
-    asked = ours.render_dialogue((*TURNS, user("Bye.")))
-    assert runs(ours, asked, "loss_mask")[-1] == (False, "\n" + MESSAGE("user", "Bye."))
+    rendered = ours.render_dialogue((*TURNS, user("Bye.")))
+    assert runs(ours, rendered, "loss_mask")[-1] == (False, "\n" + MESSAGE("user", "Bye."))
 
 
 def test_text_never_encodes_to_special_tokens(files):
@@ -307,9 +307,9 @@ def test_a_reply_has_the_tokens_it_has_after_its_prompt(tmp_path):
 
 
 def test_settings_unused_by_the_template_are_named(files):
-    asked = ThinkingKwargs(enable_thinking=True, reasoning_effort="low")
-    assert list(renderer(files, FORGETS).ignored_kwargs(asked)) == ["reasoning_effort"]
-    assert list(renderer(files, CHATML).ignored_kwargs(asked)) == [
+    kwargs = ThinkingKwargs(enable_thinking=True, reasoning_effort="low")
+    assert list(renderer(files, FORGETS).ignored_kwargs(kwargs)) == ["reasoning_effort"]
+    assert list(renderer(files, CHATML).ignored_kwargs(kwargs)) == [
         "enable_thinking",
         "reasoning_effort",
     ]

@@ -353,11 +353,11 @@ def test_rendered_replies_are_parsed_back(version):
     thinking = ThinkingKwargs(clear_thinking=False)
     for number in range(60):
         raw, _ = conversation(Random(number), words)
-        said = next((m for m in parse_messages(raw) if m.role == "assistant"), None)
-        if said is None or "</think>" in said.content:
+        expected = next((m for m in parse_messages(raw) if m.role == "assistant"), None)
+        if expected is None or "</think>" in expected.content:
             continue
-        for one in said.tool_calls or (None,):
-            alone = replace(said, tool_calls=(one,) if one else ())
+        for one in expected.tool_calls or (None,):
+            alone = replace(expected, tool_calls=(one,) if one else ())
             whole = renderer.render_last_reply(
                 [Message(role="user", content=""), alone], thinking=thinking
             )
@@ -366,8 +366,8 @@ def test_rendered_replies_are_parsed_back(version):
             tools = [replace(schema_of(one.arguments), name=one.name)] if one else ()
             parsed = parse_completion(TOKENIZER, reply, finish="stop", tools=tools, prompt=prompt)
             assert parsed.notes == ()
-            assert parsed.message.content == said.content.strip()
-            assert (parsed.message.reasoning or "").strip() == (said.reasoning or "").strip()
+            assert parsed.message.content == expected.content.strip()
+            assert (parsed.message.reasoning or "").strip() == (expected.reasoning or "").strip()
             assert calls(parsed) == ([(one.name, dict(one.arguments))] if one else [])
             read_calls += one is not None
     assert read_calls > 40

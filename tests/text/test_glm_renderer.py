@@ -82,20 +82,20 @@ def test_the_joined_spans_are_the_jinja_text(version):
         rng = Random(number)
         raw, tools = conversation(rng, (*WORDS, *MARKERS) if number % 2 else WORDS)
         messages, specs, thinking = parse_messages(raw), parse_tools(tools), settings(rng)
-        asked = {"tools": specs, "thinking": thinking}
-        text = renderer.template.render(messages, **asked, add_generation_prompt=True)
-        assert TOKENIZER.decode(renderer.render_prompt(messages, **asked).token_ids) == text
-        text = renderer.template.render(messages, **asked)
-        whole = renderer.render_dialogue(messages, **asked, closed=False)
+        kwargs = {"tools": specs, "thinking": thinking}
+        text = renderer.template.render(messages, **kwargs, add_generation_prompt=True)
+        assert TOKENIZER.decode(renderer.render_prompt(messages, **kwargs).token_ids) == text
+        text = renderer.template.render(messages, **kwargs)
+        whole = renderer.render_dialogue(messages, **kwargs, closed=False)
         assert TOKENIZER.decode(whole.token_ids) == text
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, word_tokenizer()])
 def test_tokens_are_those_of_the_text_split_at_special_tokens(tokenizer):
     renderer = GlmRenderer(tokenizer)
-    asked = {"tools": (LOOK,), "thinking": KEEP}
-    text = renderer.template.render(DIALOGUE, **asked)
-    whole = renderer.render_dialogue(DIALOGUE, **asked, closed=False)
+    kwargs = {"tools": (LOOK,), "thinking": KEEP}
+    text = renderer.template.render(DIALOGUE, **kwargs)
+    whole = renderer.render_dialogue(DIALOGUE, **kwargs, closed=False)
     assert list(whole.token_ids) == tokenizer.encode(text, specials=True)
 
 

@@ -44,12 +44,12 @@ def disagreements(peer, version, words, numbers):
     for number in numbers:
         rng = Random(number)
         raw, tools = conversation(rng, words)
-        said = settings(rng, version)
-        theirs = renderer(peer, config(**said)).render(without_null(raw), tools=tools)
+        kwargs = settings(rng, version)
+        theirs = renderer(peer, config(**kwargs)).render(without_null(raw), tools=tools)
         mine = ours.render_dialogue(
             parse_messages(raw),
             tools=parse_tools(tools),
-            thinking=ThinkingKwargs(**said),
+            thinking=ThinkingKwargs(**kwargs),
             closed=False,
         )
         if (
