@@ -1,7 +1,7 @@
 """Renderer for GLM-5's chat template, span by span, with sources and loss mask.
 
 `glm5.jinja` defines the format. This module produces the same text as spans with a known source;
-joined, they equal the Jinja output for every version and setting (tests/text/test_glm.py).
+joined, they equal the Jinja output for every version and setting (tests/text/test_glm_renderer.py).
 
 The model stops by sampling the next role: <|user|> or <|observation|> after a reply is its stop
 token, so it belongs to the reply and is in the loss mask. <|assistant|>, the <think> or </think>

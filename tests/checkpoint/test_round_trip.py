@@ -1,4 +1,4 @@
-"""What is saved comes back bit for bit."""
+"""Saving and loading is bitwise exact."""
 
 import json
 
@@ -10,7 +10,7 @@ from paddock.checkpoint import CheckpointError, load_pretrained, read_config, sa
 from paddock.checkpoint.config_json import config_from_json, config_to_json
 from paddock.model import PRESETS, Transformer
 from paddock.model.config import GQASettings, IndexerSettings, RopeSettings, WeightInitSettings
-from tests.model.networks import born, grouped_config, latent_config
+from tests.model.networks import build_network, grouped_config, latent_config
 
 NETWORKS = {
     "glm_moe_dsa": latent_config(),
@@ -48,8 +48,8 @@ def assert_same(one: Transformer, other: Transformer):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_comes_back_bit_for_bit(name, dtype, tmp_path):
-    network = born(NETWORKS[name]).cast(getattr(torch, dtype))
+def test_a_network_round_trips_bitwise(name, dtype, tmp_path):
+    network = build_network(NETWORKS[name]).cast(getattr(torch, dtype))
     save_pretrained(network, tmp_path / "saved", shard_bytes=10_000)
     again = load_pretrained(tmp_path / "saved", dtype)
     assert_same(network, again)
@@ -57,14 +57,14 @@ def test_a_network_comes_back_bit_for_bit(name, dtype, tmp_path):
 
 
 def test_tied_weights_are_one_tensor_after_loading(tmp_path):
-    save_pretrained(born(latent_config(tied=True)), tmp_path / "tied")
+    save_pretrained(build_network(latent_config(tied=True)), tmp_path / "tied")
     again = load_pretrained(tmp_path / "tied", "bfloat16")
     assert again.head.weight is again.embed.weight
     assert "lm_head.weight" not in tensors_of(tmp_path / "tied")
 
 
-def test_what_decides_rankings_stays_float32_in_bfloat16(tmp_path):
-    network = born(latent_config())
+def test_routers_and_index_weights_stay_float32_in_bfloat16(tmp_path):
+    network = build_network(latent_config())
     save_pretrained(network, tmp_path / "narrow", dtype="bfloat16")
     stored = {name: tensor.dtype for name, tensor in tensors_of(tmp_path / "narrow").items()}
     wide = {name for name, dtype in stored.items() if dtype == torch.float32}
@@ -83,8 +83,8 @@ def test_what_decides_rankings_stays_float32_in_bfloat16(tmp_path):
 
 
 def test_saving_in_bfloat16_rounds_and_leaves_the_network_alone(tmp_path):
-    network = born(latent_config())
-    untouched = born(latent_config())
+    network = build_network(latent_config())
+    untouched = build_network(latent_config())
     save_pretrained(network, tmp_path / "narrow", dtype=torch.bfloat16)
     assert_same(network, untouched)
     assert json.loads((tmp_path / "narrow" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -94,14 +94,14 @@ def test_saving_in_bfloat16_rounds_and_leaves_the_network_alone(tmp_path):
 
 
 def test_saving_in_float32_what_was_bfloat16_loses_nothing(tmp_path):
-    network = born(latent_config()).cast(torch.bfloat16)
+    network = build_network(latent_config()).cast(torch.bfloat16)
     save_pretrained(network, tmp_path / "wide", dtype="float32")
     assert_same(load_pretrained(tmp_path / "wide", "bfloat16"), network)
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 10_000, 10**9])
-def test_shards_keep_to_their_limit_and_together_hold_everything(shard_bytes, tmp_path):
-    network = born(latent_config())
+def test_shards_keep_to_their_limit_and_hold_every_tensor(shard_bytes, tmp_path):
+    network = build_network(latent_config())
     save_pretrained(network, tmp_path / "saved", shard_bytes=shard_bytes)
     files = sorted((tmp_path / "saved").glob("*.safetensors"))
     shards = [load_file(file) for file in files]
@@ -122,13 +122,13 @@ def test_shards_keep_to_their_limit_and_together_hold_everything(shard_bytes, tm
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_survives_config_json(name):
+def test_every_preset_round_trips_through_config_json(name):
     config = PRESETS[name]
     again = config_from_json(json.loads(json.dumps(config_to_json(config))))
     assert again.model_copy(update={"init": config.init}) == config
 
 
-def test_how_a_network_was_born_is_only_kept_in_our_own_layout():
+def test_init_settings_are_only_kept_in_our_own_layout():
     odd = WeightInitSettings(std=0.3, head_std=0.01)
     own = grouped_config("gdn", init=odd)
     assert config_from_json(config_to_json(own)).init == odd
@@ -165,14 +165,14 @@ def test_how_a_network_was_born_is_only_kept_in_our_own_layout():
         (grouped_config("gqa", family="glm_moe_dsa"), "mla"),
     ],
 )
-def test_what_a_released_layout_cannot_say_is_not_saved(config, field, tmp_path):
+def test_a_network_that_a_released_layout_cannot_express_is_not_saved(config, field, tmp_path):
     with pytest.raises(CheckpointError, match=field):
-        save_pretrained(born(config), tmp_path / "saved")
+        save_pretrained(build_network(config), tmp_path / "saved")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_configuration_can_be_read_alone(tmp_path):
-    network = born(latent_config())
+def test_the_config_can_be_loaded_alone(tmp_path):
+    network = build_network(latent_config())
     save_pretrained(network, tmp_path / "saved")
     (tmp_path / "saved" / "model.safetensors").unlink()
     assert read_config(tmp_path / "saved") == network.config

@@ -24,7 +24,7 @@ from paddock.quant.layer_quantizer import text_digest
 from paddock.text import Tokenizer
 from paddock.train import train
 from tests.cli.plans import plan_in
-from tests.quant.elsewhere import ELSEWHERE, Pretending
+from tests.quant.fake_device import FAKE_DEVICE, FakeDeviceMode
 from tests.train.tiny import network_folder, run_in, settings
 
 QUICK = ["--set", "n_grid=2", "--set", "calibration_rows=16"]
@@ -65,8 +65,8 @@ def test_a_run_is_quantized_with_its_own_text_and_reported(run, tmp_path):
 
 def test_it_runs_where_there_is_an_accelerator(run, tmp_path, monkeypatch):
     """Unless it is told where."""
-    monkeypatch.setattr(engines, "pick_devices", lambda name, _: [name or str(ELSEWHERE)])
-    with Pretending():
+    monkeypatch.setattr(engines, "pick_devices", lambda name, _: [name or str(FAKE_DEVICE)])
+    with FakeDeviceMode():
         found = quantize(run, tmp_path / "there", *QUICK, *LITTLE)
     assert found.exit_code == 0, found.output
     assert quantize(run, tmp_path / "here", *QUICK, *LITTLE, "--device", "cpu").exit_code == 0
@@ -74,7 +74,7 @@ def test_it_runs_where_there_is_an_accelerator(run, tmp_path, monkeypatch):
         json.loads((tmp_path / name / "quantization.json").read_text())
         for name in ("there", "here")
     )
-    assert (there["device"], here["device"]) == (ELSEWHERE.type, "cpu")
+    assert (there["device"], here["device"]) == (FAKE_DEVICE.type, "cpu")
     assert there["nll"] == pytest.approx(here["nll"], abs=2e-3)
 
 

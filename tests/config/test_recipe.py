@@ -27,7 +27,7 @@ def test_a_recipe_is_a_diff_to_what_it_extends(write):
     }
 
 
-def test_each_key_knows_the_file_that_spoke_last(write):
+def test_each_key_records_the_file_that_set_it_last(write):
     write("nano/base.toml", "[optim]\nlr = 1.0\nsteps = 10")
     write("big/x.toml", "extends = '../nano/base.toml'\n[optim]\nlr = 2.0")
     origins = load_recipe("big/x.toml", ["data.seed=1"]).origins
@@ -53,14 +53,14 @@ def test_two_parents_may_share_a_grandparent(write):
     assert load_recipe(write("c.toml", "extends = ['a.toml', 'b.toml']")).values == {"x": 1, "y": 2}
 
 
-def test_a_circle_is_named_from_end_to_end(write):
+def test_a_circular_extends_is_named_in_full(write):
     write("a.toml", "extends = 'sub/b.toml'")
     write("sub/b.toml", "extends = '../a.toml'")
     with pytest.raises(ConfigError, match=r"each other: a\.toml -> sub/b\.toml -> a\.toml$"):
         load_recipe("a.toml")
 
 
-def test_a_missing_file_is_named_with_the_one_that_wants_it(write):
+def test_a_missing_file_is_named_with_the_file_that_extends_it(write):
     write("a.toml", "extends = 'sub/nope.toml'")
     with pytest.raises(ConfigError, match=r"cannot read recipe sub/nope\.toml, which a\.toml ext"):
         load_recipe("a.toml")
@@ -99,12 +99,12 @@ def test_extends_must_be_a_path_or_paths(write):
         ('mix."math v1.2"=3', {"mix": {"math v1.2": 3}}),
     ],
 )
-def test_a_set_value_is_toml_and_otherwise_text(write, text, values):
+def test_a_set_value_is_parsed_as_toml_or_kept_as_text(write, text, values):
     assert load_recipe(write("a.toml", ""), [text]).values == values
 
 
 @pytest.mark.parametrize("text", ["x", "", "=3", "x y=3", "x..y=3"])
-def test_a_set_without_a_setting_and_a_value_is_refused(write, text):
+def test_a_set_without_key_and_value_is_rejected(write, text):
     with pytest.raises(ConfigError, match=r"--set .*: expected a setting and its value"):
         load_recipe(write("a.toml", ""), [text])
 

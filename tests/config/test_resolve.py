@@ -81,7 +81,7 @@ def test_a_recipe_reaches_every_kind_of_setting():
     )
 
 
-def test_an_unknown_key_names_its_path_its_file_and_its_neighbour(tmp_path, monkeypatch):
+def test_an_unknown_key_is_reported_with_path_file_and_suggestion(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.toml").write_text("[optim]\nwarmup_step = 5")
     (tmp_path / "x.toml").write_text("extends = 'base.toml'\n[optim]\nlr = 1.0")
@@ -112,7 +112,7 @@ def test_an_unknown_key_names_its_path_its_file_and_its_neighbour(tmp_path, monk
         ),
     ],
 )
-def test_a_neighbour_is_found_wherever_it_is(values, problem):
+def test_a_similar_key_is_suggested_at_any_depth(values, problem):
     assert problems(values) == [problem]
 
 
@@ -150,11 +150,11 @@ def test_a_neighbour_is_found_wherever_it_is(values, problem):
         ({"mixture": {}}, "'mixture' must be a table with the key 'kind'"),
     ],
 )
-def test_a_wrong_value_is_told_with_what_is_allowed(values, problem):
+def test_a_wrong_value_is_reported_with_the_allowed_ones(values, problem):
     assert problems(values) == [problem]
 
 
-def test_every_problem_has_its_own_line_with_its_own_origin(tmp_path, monkeypatch):
+def test_every_problem_is_reported_on_its_own_line_with_its_origin(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.toml").write_text("stages = [{tokens = 'many'}]")
     with pytest.raises(ConfigError) as error:
@@ -165,7 +165,7 @@ def test_every_problem_has_its_own_line_with_its_own_origin(tmp_path, monkeypatc
     ]
 
 
-def test_a_whole_recipe_can_be_refused():
+def test_a_validator_can_reject_the_whole_recipe():
     class Picky(BaseSettings):
         a: int = 1
 
@@ -177,6 +177,6 @@ def test_a_whole_recipe_can_be_refused():
         resolve(Picky, Recipe({"a": 1}, {}))
 
 
-def test_a_date_is_text_as_it_was_written(tmp_path):
+def test_a_date_is_kept_as_text(tmp_path):
     (tmp_path / "x.toml").write_text("name = 2026-11-15")
     assert resolve(Run, load_recipe(tmp_path / "x.toml")).name == "2026-11-15"

@@ -31,7 +31,7 @@ def test_nothing_is_converted_or_ignored(given):
         Optim(**given)
 
 
-def test_a_whole_number_will_do_for_a_float():
+def test_an_integer_is_accepted_for_a_float():
     assert Optim(lr=1).lr == 1.0
 
 
@@ -42,6 +42,6 @@ def test_a_setting_that_may_be_none_must_default_to_none(default):
 
 
 @pytest.mark.parametrize("kind", [dict[str, int | None], tuple[int | None, ...] | None])
-def test_a_none_inside_a_list_or_table_is_refused(kind):
+def test_a_none_inside_a_list_or_table_is_rejected(kind):
     with pytest.raises(TypeError, match=r"Odd\.sizes may contain None"):
         type("Odd", (BaseSettings,), {"__annotations__": {"sizes": kind}, "sizes": None})

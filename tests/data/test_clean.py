@@ -35,12 +35,12 @@ def test_line_ends_are_newlines_and_control_characters_are_gone():
         ("half a pair \ud800 " + LONG, "invalid encoding"),
     ],
 )
-def test_what_is_left_out_is_counted_by_reason(text, reason):
+def test_dropped_documents_are_counted_by_reason(text, reason):
     assert dropped(text) == {reason: 1}
 
 
 @given(st.text())
-def test_cleaning_twice_is_cleaning_once(text):
+def test_cleaning_is_idempotent(text):
     rules = CleaningSettings(min_chars=1, min_compression_ratio=0.0, max_unreadable_fraction=1.0)
     once = clean_text(text, rules, Counter())
     if once is not None:

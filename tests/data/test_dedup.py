@@ -8,16 +8,16 @@ WORDS = [f"{a}{b}" for a in ("lo", "ka", "mi", "ne", "tu") for b in ("ra", "so",
 
 
 def prose(seed, words=300):
-    chance = Random(seed)
-    return " ".join(chance.choice(WORDS) for _ in range(words))
+    rng = Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def changed(text, share, seed=1):
-    chance = Random(seed)
-    return " ".join("xx" if chance.random() < share else word for word in text.split())
+    rng = Random(seed)
+    return " ".join("xx" if rng.random() < share else word for word in text.split())
 
 
-def test_an_exact_copy_is_found_whatever_stands_around_it():
+def test_an_exact_copy_is_found_despite_surrounding_whitespace():
     copies = MinHashDeduplicator(DedupSettings(minhash=False))
     assert copies.duplicate_reason("one two") is None
     assert copies.duplicate_reason("one two\n") == "exact copy"
@@ -36,7 +36,7 @@ def test_near_copies_are_found_and_distinct_texts_are_kept():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.05, 0.2])
-def test_signatures_estimate_the_share_of_common_ngrams(share):
+def test_signatures_estimate_the_jaccard_similarity(share):
     copies = MinHashDeduplicator(DedupSettings(bands=64, rows_per_band=16))
     here, there = prose(0, 2000), changed(prose(0, 2000), share)
     a, b = set(_ngrams(here, 5).tolist()), set(_ngrams(there, 5).tolist())
@@ -52,6 +52,6 @@ def test_short_texts_have_signatures_too(text):
 
 
 @pytest.mark.parametrize("name", ["similarity", "shingle_words", "bands", "rows"])
-def test_rules_by_which_everything_or_nothing_is_a_copy_are_refused(name):
+def test_settings_that_match_everything_or_nothing_are_rejected(name):
     with pytest.raises(ValueError, match=name):
         DedupSettings(**{name: 0})

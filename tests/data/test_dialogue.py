@@ -1,4 +1,4 @@
-"""Dialogues as JSON lines: what is read, what is refused and how."""
+"""Dialogues as JSON lines: accepted formats and errors."""
 
 import gzip
 import json
@@ -36,16 +36,16 @@ def lines(tmp_path, *entries, name="d.jsonl"):
     return tmp_path / name
 
 
-def chat(*said, **more):
+def chat(*contents, **more):
     roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
     return {"messages": messages, **more}
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_written_dialogues_are_read_back(tmp_path):
     assert list(read_dialogues(lines(tmp_path, dialogue_to_json(WHOLE)))) == [WHOLE]
     arguments = dialogue_to_json(WHOLE)["messages"][2]["tool_calls"][0]["function"]["arguments"]
-    assert json.loads(arguments) == {"far": 2, "why": "é"}  # text, as OpenAI's are
+    assert json.loads(arguments) == {"far": 2, "why": "é"}  # text, as in OpenAI's format
 
 
 def test_openai_shapes_as_they_come():
@@ -97,7 +97,7 @@ def test_sharegpt_with_tools():
     assert found.tools[0].parameters == {"type": "object"}
 
 
-def test_packed_files_and_empty_lines(tmp_path):
+def test_compressed_files_and_empty_lines(tmp_path):
     text = json.dumps(chat("a", "b")) + "\n\n" + json.dumps(chat("c", "d")) + "\n"
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     found = list(read_dialogues(tmp_path / "d.jsonl.gz", thinking="off"))
@@ -109,7 +109,7 @@ def test_packed_files_and_empty_lines(tmp_path):
 @pytest.mark.parametrize(
     "harm", [lambda b: b[:-9], lambda b: b[:10] + b"\xff" + b[11:], lambda _: b"{}"]
 )
-def test_a_packed_file_that_is_damaged_is_named(tmp_path, harm):
+def test_a_corrupt_compressed_file_is_named(tmp_path, harm):
     packed = gzip.compress(json.dumps(chat("a", "b")).encode())
     (tmp_path / "d.jsonl.gz").write_bytes(harm(packed))
     with pytest.raises(DataError, match=r"d\.jsonl\.gz: truncated or damaged: "):
@@ -145,7 +145,7 @@ def test_a_packed_file_that_is_damaged_is_named(tmp_path, harm):
         ({"conversations": [{"from": "gpt"}]}, "conversations[0].value: expected a string"),
     ],
 )
-def test_a_wrong_line_is_named_with_file_line_and_field(tmp_path, line, complaint):
+def test_an_invalid_line_is_named_with_file_line_and_field(tmp_path, line, complaint):
     file = lines(tmp_path, chat("a", "b"), line)
     with pytest.raises(DataError, match=re.escape(f"{file}:2: {complaint}")):
         list(read_dialogues(file))
@@ -164,14 +164,14 @@ def test_a_wrong_line_is_named_with_file_line_and_field(tmp_path, line, complain
         ([{"part": "content", "start": 0, "end": 99}], "untrained[0]: ends at 99"),
     ],
 )
-def test_a_wrong_mark_is_named(tmp_path, mark, complaint):
+def test_an_invalid_loss_mask_span_is_named(tmp_path, mark, complaint):
     entry = chat("a", "b")
     entry["messages"][1]["untrained"] = mark
     with pytest.raises(DataError, match=re.escape(complaint)):
         list(read_dialogues(lines(tmp_path, entry)))
 
 
-def test_a_span_of_content_that_begins_with_a_thought_is_refused():
+def test_a_content_span_over_inline_reasoning_is_rejected():
     entry = chat("a", "<think>b</think>c")
     entry["messages"][1]["untrained"] = [{"part": "content", "start": 0, "end": 1}]
     with pytest.raises(ValueError, match="give the reasoning as reasoning_content"):

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from paddock.data.mixture import Mixture, MixtureSettings
 from paddock.data.sources import DataError
-from tests.data.tiny import shelf
+from tests.data.tiny import make_datasets
 
 FACTS_FIRST = {
     "facts": ((0.0, 0.75), (0.3, 0.75), (0.3, 0.15), (1.0, 0.15)),
@@ -17,7 +17,7 @@ FACTS_FIRST = {
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory):
     lengths = {"facts": [20] * 50, "chains": [60] * 40, "late": [10, 30] * 10}
-    return shelf(tmp_path_factory.mktemp("shelf"), lengths)
+    return make_datasets(tmp_path_factory.mktemp("datasets"), lengths)
 
 
 def drawn(mixture, count, progress=0.0):
@@ -32,14 +32,14 @@ def shares(pieces, size):
 
 
 @pytest.mark.parametrize(("unit", "size"), [("tokens", len), ("documents", lambda _: 1)])
-def test_weights_are_shares_of_their_unit(documents, unit, size):
+def test_weights_are_fractions_of_their_unit(documents, unit, size):
     weights = {"facts": 6.0, "chains": 3.0, "late": 1.0}
     mixture = Mixture(documents, MixtureSettings(weights=weights, unit=unit), seed=0)
     found = shares(drawn(mixture, 6000), size)
     assert found == pytest.approx({"facts": 0.6, "chains": 0.3, "late": 0.1}, abs=0.03)
 
 
-def test_without_weights_every_source_is_gone_through_as_often(documents):
+def test_without_weights_every_source_is_repeated_equally(documents):
     mixture = Mixture(documents, MixtureSettings(), seed=0)
     drawn(mixture, 11_000)
     assert mixture.epochs() == pytest.approx(dict.fromkeys(documents, 100), rel=0.1)
@@ -60,7 +60,7 @@ def test_weights_follow_the_progress_of_the_run(documents, progress, expected):
     assert shares(pieces, lambda _: 1) == pytest.approx(expected, abs=0.03)
 
 
-def test_an_epoch_has_every_document_once_and_the_next_another_order(documents):
+def test_an_epoch_has_every_document_once_and_the_next_has_another_order(documents):
     mixture = Mixture(documents, MixtureSettings(weights={"facts": 1.0}), seed=0)
     first, second = ([p.document for p in drawn(mixture, 50)] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(50))
@@ -74,7 +74,7 @@ def test_the_order_follows_from_the_seed(documents):
     assert same == again != other
 
 
-def test_a_mixture_that_cannot_be_drawn_from_is_refused(documents, tmp_path):
+def test_invalid_mixtures_are_rejected(documents, tmp_path):
     with pytest.raises(
         DataError, match="source 'code' not found; the corpus has facts, chains, late"
     ):
@@ -84,10 +84,10 @@ def test_a_mixture_that_cannot_be_drawn_from_is_refused(documents, tmp_path):
             0.1
         )
     with pytest.raises(DataError, match="no source of the mixture has any documents"):
-        Mixture(shelf(tmp_path, {"none": []}), MixtureSettings(), seed=0)
+        Mixture(make_datasets(tmp_path, {"none": []}), MixtureSettings(), seed=0)
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), (), ((0.5, 1.0), (0.1, 1.0))])
-def test_what_is_no_weight_is_refused(weight):
+def test_invalid_weights_are_rejected(weight):
     with pytest.raises(ValidationError, match="'a' must be"):
         MixtureSettings(weights={"a": weight})

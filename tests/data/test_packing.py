@@ -19,7 +19,7 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 
 def endless(lengths):
-    """Documents of these lengths, again and again, each with a number of its own."""
+    """Documents of these lengths, repeated, each with its own number."""
     numbers = count()
 
     def draw():
@@ -39,7 +39,7 @@ def batches(pack, lengths, shape, number):
 
 
 def covered(pieces):
-    """The tokens in these pieces by document, each document's in order."""
+    """The tokens of these pieces by document, in order."""
     found = {}
     for piece in pieces:
         found.setdefault(piece.document, []).extend(range(piece.start, piece.stop))
@@ -65,18 +65,18 @@ def test_no_row_and_no_batch_is_too_long(name, lengths):
 
 
 @given(LENGTHS)
-def test_truncated_rows_are_all_full(lengths):
+def test_truncated_rows_are_full(lengths):
     for batch in batches(pack_truncating, lengths, PackingLimits(seq_len=16, tokens=64), 5):
         assert [sum(map(len, row)) for row in batch.rows] == [16] * 4
 
 
-def test_truncation_lets_no_document_fill_a_batch():
+def test_truncation_takes_one_row_of_a_document_per_batch():
     [batch] = batches(pack_truncating, [1000], PackingLimits(seq_len=16, tokens=64), 1)
     assert [row[0].document for row in batch.rows] == [0, 1, 2, 3]
 
 
 @given(LENGTHS)
-def test_best_fit_cuts_nothing_that_fits(lengths):
+def test_best_fit_splits_nothing_that_fits(lengths):
     found = batches(pack_best_fit, lengths, PackingLimits(seq_len=16, tokens=64), 5)
     for piece in (piece for batch in found for row in batch.rows for piece in row):
         length = lengths[piece.document % len(lengths)]
@@ -84,7 +84,7 @@ def test_best_fit_cuts_nothing_that_fits(lengths):
         assert piece.start % 16 == 0
 
 
-def test_what_is_longer_than_a_row_is_split_and_counted():
+def test_documents_longer_than_a_row_are_split_and_counted():
     [batch] = batches(
         pack_best_fit, [40, 8, 8], PackingLimits(seq_len=16, tokens=64, lookahead=0), 1
     )
@@ -94,15 +94,15 @@ def test_what_is_longer_than_a_row_is_split_and_counted():
 
 
 def test_best_fit_wastes_little():
-    chance = Random(0)
-    lengths = [min(4096, int(chance.lognormvariate(6, 1.2)) + 2) for _ in range(5000)]
+    rng = Random(0)
+    lengths = [min(4096, int(rng.lognormvariate(6, 1.2)) + 2) for _ in range(5000)]
     found = batches(pack_best_fit, lengths, PackingLimits(seq_len=4096, tokens=65536), 20)
     used = sum(len(piece) for batch in found for row in batch.rows for piece in row)
     assert used / (20 * 65536) > 0.995
 
 
-def test_best_fit_lets_nothing_wait_for_ever():
-    lengths = [9] * 10 + [5] * 3  # a row of twelve takes one nine and no five beside it
+def test_best_fit_delays_no_document_indefinitely():
+    lengths = [9] * 10 + [5] * 3  # a row of twelve takes one nine and no five with it
     found = batches(pack_best_fit, lengths, PackingLimits(seq_len=12, tokens=48), 60)
     waiting = [piece.document for piece in found[-1].carried_over]
     assert max(waiting) - min(waiting) < 30 < max(waiting)

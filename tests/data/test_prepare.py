@@ -29,7 +29,7 @@ def jsonl(folder, texts, *, name="lines", **settings):
     return JsonlSource(name=name, path=str(file), **settings)
 
 
-def story(i):
+def document_text(i):
     return f"Story {i} is about {'the number ' * (i % 3)}{i * i} and the day it was first seen."
 
 
@@ -43,21 +43,21 @@ def texts_in(documents):
     return [tokenizer.decode(ids, skip_special=True) for ids in decoded(documents)]
 
 
-def test_documents_come_back_framed_and_whole(tmp_path):
-    source = jsonl(tmp_path, [story(i) for i in range(300)])
+def test_documents_round_trip_with_boundary_tokens(tmp_path):
+    source = jsonl(tmp_path, [document_text(i) for i in range(300)])
     settings = CorpusSettings(sources=(source,), held_out_fraction=0.1, tokens_per_shard=2000)
     corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     train_set, held_out = corpus.documents("lines"), corpus.documents("lines", "held_out")
     end = byte_tokenizer().special_token_ids[SpecialToken.ENDOFTEXT]
     assert all(ids[0] == ids[-1] == end for ids in decoded(train_set))
     there, aside = set(texts_in(train_set)), set(texts_in(held_out))
-    assert there | aside == {story(i) for i in range(300)} and not there & aside
+    assert there | aside == {document_text(i) for i in range(300)} and not there & aside
     assert 10 < len(aside) < 60
     assert len(corpus.manifest.sources["lines"].splits["train"]) > 1
 
 
-def test_a_document_is_on_the_same_side_wherever_it_stands(tmp_path):
-    stories = [story(i) for i in range(200)]
+def test_a_document_stays_in_its_split_at_any_position(tmp_path):
+    stories = [document_text(i) for i in range(200)]
     sides = []
     for name, order in (("one", stories), ("two", stories[::-1])):
         settings = CorpusSettings(
@@ -69,25 +69,25 @@ def test_a_document_is_on_the_same_side_wherever_it_stands(tmp_path):
 
 
 def test_every_drop_is_counted_and_copies_are_found_across_sources(tmp_path):
-    first = jsonl(tmp_path, [story(1), story(2), " ", "tiny"], name="first")
-    second = jsonl(tmp_path, [story(2), story(3), "spam " * 999], name="second")
+    first = jsonl(tmp_path, [document_text(1), document_text(2), " ", "tiny"], name="first")
+    second = jsonl(tmp_path, [document_text(2), document_text(3), "spam " * 999], name="second")
     settings = CorpusSettings(sources=(first, second), held_out_fraction=0.0)
     manifest = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache").manifest
     assert manifest.sources["first"].drop_counts == {"empty": 1, "too short": 1}
     assert manifest.sources["second"].drop_counts == {"exact copy": 1, "repetitive": 1}
-    assert manifest.sources["second"].bytes == len(story(3))
+    assert manifest.sources["second"].bytes == len(document_text(3))
 
 
 def by_length(document):
     return float(len(document.text))
 
 
-def test_a_function_of_ones_own_judges_quality(tmp_path):
-    source = jsonl(tmp_path, [story(1), story(1) * 3])
+def test_a_custom_quality_function(tmp_path):
+    source = jsonl(tmp_path, [document_text(1), document_text(1) * 3])
     quality = QualityFilterSettings(function="tests.data.test_prepare:by_length", min_score=100.0)
     settings = CorpusSettings(sources=(source,), quality=quality, held_out_fraction=0.0)
     corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
-    assert texts_in(corpus.documents("lines")) == [story(1) * 3]
+    assert texts_in(corpus.documents("lines")) == [document_text(1) * 3]
     assert corpus.manifest.sources["lines"].drop_counts == {"quality": 1}
     wrong = settings.model_copy(
         update={"quality": QualityFilterSettings(function="json:no", min_score=0.0)}
@@ -96,9 +96,9 @@ def test_a_function_of_ones_own_judges_quality(tmp_path):
         prepare_corpus(wrong, byte_tokenizer(), tmp_path / "cache")
 
 
-def test_code_has_its_middle_last_and_prose_has_not(tmp_path):
-    code = jsonl(tmp_path, [story(i) for i in range(40)], name="code", content_type="code")
-    prose = jsonl(tmp_path, [story(i) for i in range(40, 80)], name="prose")
+def test_fim_applies_to_code_and_not_to_prose(tmp_path):
+    code = jsonl(tmp_path, [document_text(i) for i in range(40)], name="code", content_type="code")
+    prose = jsonl(tmp_path, [document_text(i) for i in range(40, 80)], name="prose")
     settings = CorpusSettings(
         sources=(code, prose), fim=FimSettings(rate=1.0), held_out_fraction=0.0
     )
@@ -108,7 +108,7 @@ def test_code_has_its_middle_last_and_prose_has_not(tmp_path):
     assert not any(middle in ids for ids in decoded(corpus.documents("prose")))
 
 
-def test_generated_documents_are_not_deduplicated_and_hold_out_by_their_own_rule(tmp_path):
+def test_generated_documents_are_not_deduplicated_and_use_their_own_split(tmp_path):
     sources = (
         ReasoningSource(name="knowledge", family="knowledge", count=300),
         ReasoningSource(name="chains", family="chains", count=300),
@@ -124,7 +124,7 @@ def test_generated_documents_are_not_deduplicated_and_hold_out_by_their_own_rule
 
 
 def test_the_same_settings_and_tokenizer_are_prepared_once(tmp_path):
-    source = jsonl(tmp_path, [story(i) for i in range(20)])
+    source = jsonl(tmp_path, [document_text(i) for i in range(20)])
     settings = CorpusSettings(sources=(source,), held_out_fraction=0.0)
     seen = []
 
@@ -132,7 +132,7 @@ def test_the_same_settings_and_tokenizer_are_prepared_once(tmp_path):
         seen.append((name, documents, size))
 
     first = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache", progress=progress)
-    assert seen == [("lines", 20, sum(len(story(i)) for i in range(20)))]
+    assert seen == [("lines", 20, sum(len(document_text(i)) for i in range(20)))]
     again = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache", progress=progress)
     assert (again.folder, len(seen)) == (first.folder, 1)
     other = settings.model_copy(update={"seed": 1})
@@ -140,17 +140,17 @@ def test_the_same_settings_and_tokenizer_are_prepared_once(tmp_path):
 
 
 def test_the_same_settings_give_the_same_bytes(tmp_path):
-    source = jsonl(tmp_path, [story(i) for i in range(50)], content_type="code")
+    source = jsonl(tmp_path, [document_text(i) for i in range(50)], content_type="code")
     settings = CorpusSettings(sources=(source,))
     folders = [prepare_corpus(settings, byte_tokenizer(), tmp_path / c).folder for c in "ab"]
     files = [{f.name: f.read_bytes() for f in d.rglob("*.*") if f.is_file()} for d in folders]
     assert files[0] == files[1]
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
-def test_a_source_of_which_nothing_is_left_is_an_error_that_says_why(tmp_path):
+def test_a_source_without_remaining_documents_is_an_error_with_the_reason(tmp_path):
     settings = CorpusSettings(sources=(jsonl(tmp_path, ["", "tiny", "tiny"]),))
     with pytest.raises(
         DataError, match="'lines': no documents are left; dropped: 1 empty, 2 too short"
@@ -162,8 +162,8 @@ def test_a_source_of_which_nothing_is_left_is_an_error_that_says_why(tmp_path):
     assert [p.suffix for p in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def test_a_source_that_is_held_out_to_the_last_document_says_so(tmp_path):
-    source = jsonl(tmp_path, [story(i) for i in range(3)])
+def test_a_fully_held_out_source_is_reported(tmp_path):
+    source = jsonl(tmp_path, [document_text(i) for i in range(3)])
     settings = CorpusSettings(sources=(source,), held_out_fraction=0.999999)
     with pytest.raises(DataError, match="source 'lines': all 3 documents are held out"):
         prepare_corpus(settings, byte_tokenizer(), tmp_path / "corpora")
@@ -171,17 +171,17 @@ def test_a_source_that_is_held_out_to_the_last_document_says_so(tmp_path):
 
 def test_a_binary_file_in_a_text_folder_is_counted_and_the_rest_is_kept(tmp_path):
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text(story(7))
+    (tmp_path / "texts" / "a.txt").write_text(document_text(7))
     (tmp_path / "texts" / "b.txt").write_bytes(bytes(range(256)) * 9)
     source = FolderSource(name="texts", path=str(tmp_path / "texts"))
     settings = CorpusSettings(sources=(source,), held_out_fraction=0.0)
     corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
-    assert texts_in(corpus.documents("texts")) == [story(7)]
+    assert texts_in(corpus.documents("texts")) == [document_text(7)]
     assert corpus.manifest.sources["texts"].drop_counts == {"binary": 1}
 
 
-def test_a_run_that_was_killed_is_done_again_cleanly(tmp_path):
-    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(i) for i in range(20)]),))
+def test_a_killed_run_is_repeated_cleanly(tmp_path):
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [document_text(i) for i in range(20)]),))
     whole = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache").folder
     partial = whole.with_name(f".{whole.name}.partial")
     shutil.move(whole, partial)
@@ -192,24 +192,24 @@ def test_a_run_that_was_killed_is_done_again_cleanly(tmp_path):
     assert not partial.exists()
 
 
-def test_another_vocabulary_is_refused_and_both_are_named(tmp_path):
-    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), held_out_fraction=0.0)
+def test_another_vocabulary_is_rejected_and_both_are_named(tmp_path):
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [document_text(1)]),), held_out_fraction=0.0)
     folder = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache").folder
-    other = train_tokenizer([story(i) for i in range(9)], vocab=350)
-    with pytest.raises(DataError) as refused:
+    other = train_tokenizer([document_text(i) for i in range(9)], vocab=350)
+    with pytest.raises(DataError) as error:
         Corpus(folder, tokenizer=other)
-    assert byte_tokenizer().fingerprint in str(refused.value)
-    assert other.fingerprint in str(refused.value)
+    assert byte_tokenizer().fingerprint in str(error.value)
+    assert other.fingerprint in str(error.value)
 
 
-def test_a_tokenizer_without_the_boundary_token_is_refused(tmp_path):
-    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(1)]),), eos_tokens=("<eos>",))
+def test_a_tokenizer_without_the_boundary_token_is_rejected(tmp_path):
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [document_text(1)]),), eos_tokens=("<eos>",))
     with pytest.raises(DataError, match="tokenizer 'trained' has no token <eos>"):
         prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
 
 
 def test_a_truncated_or_corrupt_shard_is_a_clear_error(tmp_path):
-    settings = CorpusSettings(sources=(jsonl(tmp_path, [story(i) for i in range(9)]),))
+    settings = CorpusSettings(sources=(jsonl(tmp_path, [document_text(i) for i in range(9)]),))
     corpus = prepare_corpus(settings, byte_tokenizer(), tmp_path / "cache")
     tokens, index = (corpus.folder / "lines" / f"train-00000.{end}" for end in ("bin", "idx"))
     good = tokens.read_bytes()
@@ -234,7 +234,7 @@ def test_a_truncated_or_corrupt_shard_is_a_clear_error(tmp_path):
 
 
 def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
-    jsonl(tmp_path, [story(i) for i in range(3000)])
+    jsonl(tmp_path, [document_text(i) for i in range(3000)])
     code = """if True:
         import resource, sys
         from paddock.data import CorpusSettings, JsonlSource, prepare_corpus
@@ -256,25 +256,27 @@ def generated(count):
     return tuple(ReasoningSource(name=f, family=f, count=count) for f in families)
 
 
-def test_generated_sources_are_the_same_made_one_by_one_or_apart(tmp_path, monkeypatch):
-    stories = jsonl(tmp_path, [story(i) for i in range(40)])
+def test_generated_sources_are_the_same_in_serial_or_parallel(tmp_path, monkeypatch):
+    stories = jsonl(tmp_path, [document_text(i) for i in range(40)])
     settings = CorpusSettings(sources=(stories, *generated(60)), held_out_fraction=0.1)
     assert not parallel.sources_to_parallelize(settings.sources, 2)
     monkeypatch.setattr(parallel, "MIN_PARALLEL_DOCUMENTS", 100)
     assert len(parallel.sources_to_parallelize(settings.sources, 2)) == 3
-    told = {"alone": {}, "apart": {}}
-    alone, together = (
+    progress_seen = {"serial": {}, "parallel": {}}
+    serial_corpus, parallel_corpus = (
         prepare_corpus(
             settings,
             byte_tokenizer(),
             tmp_path / where,
-            progress=lambda name, documents, _, where=where: told[where].update({name: documents}),
+            progress=lambda name, documents, _, where=where: progress_seen[where].update(
+                {name: documents}
+            ),
             processes=processes,
         )
-        for where, processes in (("alone", 1), ("apart", 2))
+        for where, processes in (("serial", 1), ("parallel", 2))
     )
-    assert told["alone"] == told["apart"]
-    assert files_below(alone.folder) == files_below(together.folder)
+    assert progress_seen["serial"] == progress_seen["parallel"]
+    assert files_below(serial_corpus.folder) == files_below(parallel_corpus.folder)
 
 
 def files_below(folder):
@@ -285,7 +287,7 @@ def files_below(folder):
     }
 
 
-def test_what_a_source_made_apart_refuses_is_said_and_nothing_is_left(tmp_path, monkeypatch):
+def test_an_error_in_a_worker_is_reported_without_leftovers(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "MIN_PARALLEL_DOCUMENTS", 1)
     silent = DialogueSource(name="silent", path=str(tmp_path / "nobody.jsonl"))
     monkeypatch.setattr(type(silent), "is_generated", True)
@@ -320,7 +322,7 @@ if __name__ == "__main__":
 """
 
 
-def test_its_processes_end_with_whoever_asked(tmp_path):
+def test_worker_processes_end_with_the_parent(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     done = subprocess.run(

@@ -18,8 +18,8 @@ def byte_tokenizer():
     return train_tokenizer(PROSE, vocab=400)
 
 
-def shelf(folder, lengths, *, shard_tokens=1000):
-    """Documents of the given lengths by source; no two tokens in all of them are the same."""
+def make_datasets(folder, lengths, *, shard_tokens=1000):
+    """Documents of the given lengths by source; all tokens are distinct."""
     manifest = CorpusManifest(key="k", tokenizer="t", vocab_size=2**20, sources={})
     found, first = {}, 0
     for source, sizes in lengths.items():

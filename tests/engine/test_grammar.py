@@ -1,4 +1,4 @@
-"""Replies that must belong to a language do, drafted or not, thinking or not."""
+"""Grammar-constrained decoding, with and without drafts and thinking."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from paddock.engine.grammar import GrammarCache
 from paddock.engine.grammar_worker import compile_workers
 from paddock.records import Grammar, SamplingParams
 from paddock.text import SpecialToken
-from tests.engine.nets import engine, network
+from tests.engine.networks import engine, network
 from tests.engine.test_requests import ids, serving, tokenizer
 
 pytest.importorskip("xgrammar", reason="the extra 'grammar' is not installed")
@@ -35,60 +35,62 @@ TAG = {
 REGEX = r"[ab]{3,6}-(yes|no)"
 
 
-def asking(grammar, seed, prompt="hello", **changes):
+def constrained(grammar, seed, prompt="hello", **changes):
     defaults = {"max_new_tokens": 60, "seed": seed, "temperature": 1.0, "grammar": grammar}
     return Request(token_ids=ids(prompt), sampling_params=SamplingParams(**(defaults | changes)))
 
 
-def said(answer):
+def text_of(answer):
     """The text without its stop token."""
     return tokenizer().decode([t for t in answer.completion.token_ids if t != STOP])
 
 
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("stops", [(STOP,), ()])
-def test_every_reply_matches(steps, stops):
+def test_every_reply_matches_its_grammar(steps, stops):
     regex, schema = Grammar("regex", REGEX), Grammar("json_schema", json.dumps(SCHEMA))
     ebnf = Grammar("ebnf", 'root ::= "(" root ")" | "x"')
     tag = Grammar("structural_tag", json.dumps(TAG))
     with serving(num_speculative_tokens=steps, stop_token_ids=stops) as engine:
-        ask = [asking(g, seed) for seed in range(5) for g in (regex, schema, ebnf, tag)]
-        answers = engine.generate_outputs(ask)
-        for request, answer in zip(ask, answers, strict=True):
+        requests = [constrained(g, seed) for seed in range(5) for g in (regex, schema, ebnf, tag)]
+        answers = engine.generate_outputs(requests)
+        for request, answer in zip(requests, answers, strict=True):
             if answer.completion.finish == "length":
                 continue  # cut off: nothing to check
             match request.sampling_params.grammar.kind:
                 case "regex":
-                    assert re.fullmatch(REGEX, said(answer))
+                    assert re.fullmatch(REGEX, text_of(answer))
                 case "json_schema":
-                    value = json.loads(said(answer))
+                    value = json.loads(text_of(answer))
                     assert value["city"] in ("Oslo", "Bergen")
                     assert isinstance(value["days"], int)
                 case "ebnf":
-                    assert re.fullmatch(r"\(*x\)*", said(answer))
+                    assert re.fullmatch(r"\(*x\)*", text_of(answer))
                 case "structural_tag":
-                    assert re.fullmatch("<tool_call>[ab]{2}</tool_call>", said(answer))
+                    assert re.fullmatch("<tool_call>[ab]{2}</tool_call>", text_of(answer))
         ended = [a for a in answers if a.completion.finish == "stop"]
         assert len(ended) >= 8
         assert engine.healthy
         assert engine.audit() == []
 
 
-def test_drafts_do_not_change_what_a_grammar_lets_through():
-    ask = [asking(Grammar("regex", REGEX), seed, frequency_penalty=0.3) for seed in range(12)]
+def test_drafts_do_not_change_constrained_replies():
+    requests = [
+        constrained(Grammar("regex", REGEX), seed, frequency_penalty=0.3) for seed in range(12)
+    ]
     replies = []
     for steps in (0, 1, 4):
         with serving(num_speculative_tokens=steps, stop_token_ids=(STOP,)) as engine:
-            replies.append([a.completion.token_ids for a in engine.generate_outputs(ask)])
+            replies.append([a.completion.token_ids for a in engine.generate_outputs(requests)])
     assert replies[0] == replies[1] == replies[2]
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_the_grammar_begins_where_thinking_ends(steps):
+def test_the_grammar_applies_after_thinking(steps):
     specials = tokenizer().special_token_ids
     with serving(num_speculative_tokens=steps, stop_token_ids=(STOP,)) as engine:
-        ask = [
-            asking(
+        requests = [
+            constrained(
                 Grammar("regex", REGEX),
                 seed,
                 prompt="<|user|>hi<|assistant|><think>",
@@ -97,7 +99,7 @@ def test_the_grammar_begins_where_thinking_ends(steps):
             )
             for seed in range(8)
         ]
-        for answer in engine.generate_outputs(ask):
+        for answer in engine.generate_outputs(requests):
             reply = answer.completion.token_ids
             close = reply.index(specials[SpecialToken.THINK_CLOSE])
             assert close <= 4
@@ -106,30 +108,32 @@ def test_the_grammar_begins_where_thinking_ends(steps):
                 assert re.fullmatch(REGEX, rest)
 
 
-def test_a_grammar_that_has_ended_ends_the_reply_even_early():
+def test_a_completed_grammar_ends_the_reply_before_min_new_tokens():
     with serving(stop_token_ids=(STOP,)) as engine:
-        ask = asking(Grammar("regex", "abc"), 0, min_new_tokens=20)
-        answer = engine.generate_output(ask)
-        assert said(answer) == "abc"
+        request = constrained(Grammar("regex", "abc"), 0, min_new_tokens=20)
+        answer = engine.generate_output(request)
+        assert text_of(answer) == "abc"
         assert answer.completion.finish == "stop"
 
 
-def test_roles_cannot_be_spelled():
+def test_role_markers_cannot_be_generated():
     mute = {tokenizer().special_token_ids[token] for token in SpecialToken if token.is_special}
     with serving(stop_token_ids=(STOP,)) as engine:
-        ask = [asking(Grammar("regex", r"[^x]{12}"), seed, temperature=3.0) for seed in range(8)]
-        for answer in engine.generate_outputs(ask):
+        requests = [
+            constrained(Grammar("regex", r"[^x]{12}"), seed, temperature=3.0) for seed in range(8)
+        ]
+        for answer in engine.generate_outputs(requests):
             assert not mute & {t for t in answer.completion.token_ids if t != STOP}
 
 
 @pytest.mark.parametrize(
     "grammar", [Grammar("json_schema", "{"), Grammar("regex", "("), Grammar("ebnf", "root ::= (")]
 )
-def test_what_is_no_grammar_is_refused(grammar):
+def test_an_invalid_grammar_is_rejected(grammar):
     with serving() as engine:
-        with pytest.raises(InvalidRequestError, match="is not a valid grammar") as refused:
-            engine.generate_output(asking(grammar, 0))
-        assert ".cc" not in str(refused.value), "no path of the library's build"
+        with pytest.raises(InvalidRequestError, match="is not a valid grammar") as error:
+            engine.generate_output(constrained(grammar, 0))
+        assert ".cc" not in str(error.value), "no path of the library's build"
         assert engine.generate(ids("hello"), SamplingParams(max_new_tokens=2)).finish == "length"
         assert engine.audit() == []
 
@@ -138,15 +142,17 @@ def test_what_is_no_grammar_is_refused(grammar):
 @pytest.mark.parametrize(
     "grammar", [Grammar("json_schema", '{"$ref": "#"}'), Grammar("ebnf", "root ::= root")]
 )
-def test_a_language_without_words_is_refused(grammar, stops):
+def test_an_empty_language_is_rejected(grammar, stops):
     with serving(stop_token_ids=stops) as engine:
         with pytest.raises(InvalidRequestError, match="allows no output"):
-            engine.generate_output(asking(grammar, 0))
-        empty = engine.generate_output(asking(Grammar("regex", "a?"), 0))  # the empty word is one
-        assert said(empty) in ("", "a")
+            engine.generate_output(constrained(grammar, 0))
+        empty = engine.generate_output(
+            constrained(Grammar("regex", "a?"), 0)
+        )  # the empty string matches
+        assert text_of(empty) in ("", "a")
 
 
-# 198 bytes that take minutes at the first token.
+# 198 bytes that take minutes to compile at the first token.
 EXPLODING = Grammar(
     "ebnf",
     "\n".join(
@@ -156,46 +162,46 @@ EXPLODING = Grammar(
 )
 
 
-def test_a_grammar_that_explodes_is_refused_and_holds_up_nobody():
+def test_a_grammar_that_explodes_is_rejected_without_blocking_others():
     with serving(
         stop_token_ids=(STOP,), grammar_timeout_s=2.0, grammar_memory_bytes=1 << 28
     ) as engine:
-        for _ in range(2):  # the second time without a try
+        for _ in range(2):  # the second time without compiling
             with pytest.raises(InvalidRequestError, match=r"takes (more than 2 s|too long)|memory"):
-                engine.generate_output(asking(EXPLODING, 0))
-        assert said(engine.generate_output(asking(Grammar("regex", "abc"), 0))) == "abc"
+                engine.generate_output(constrained(EXPLODING, 0))
+        assert text_of(engine.generate_output(constrained(Grammar("regex", "abc"), 0))) == "abc"
         assert engine.audit() == []
 
 
-def test_compiling_ends_when_the_client_has_left():
+def test_compilation_is_cancelled_when_the_client_disconnects():
     left = Event()
     with serving(
         stop_token_ids=(STOP,), grammar_timeout_s=500.0, grammar_memory_bytes=1 << 28
     ) as engine:
         Timer(0.3, left.set).start()
         with pytest.raises(InvalidRequestError, match="disconnected"):
-            engine.submit(asking(EXPLODING, 0), lambda _: None, cancelled=left)
-        assert said(engine.generate_output(asking(Grammar("regex", "abc"), 0))) == "abc"
+            engine.submit(constrained(EXPLODING, 0), lambda _: None, cancelled=left)
+        assert text_of(engine.generate_output(constrained(Grammar("regex", "abc"), 0))) == "abc"
 
 
-def test_more_grammars_than_may_wait_find_the_engine_full(monkeypatch):
+def test_too_many_waiting_grammars_are_rejected(monkeypatch):
     with serving(stop_token_ids=(STOP,)) as engine:
         for lane in compile_workers(
             engine.settings.grammar_timeout_s, engine.settings.grammar_memory_bytes
         ):
             monkeypatch.setattr(lane, "max_waiting", 0)
         with pytest.raises(EngineQueueFullError, match="0 grammars are waiting to be compiled"):
-            engine.generate_output(asking(Grammar("regex", "full"), 0))
+            engine.generate_output(constrained(Grammar("regex", "full"), 0))
         monkeypatch.undo()
-        assert said(engine.generate_output(asking(Grammar("regex", "full"), 0))) == "full"
+        assert text_of(engine.generate_output(constrained(Grammar("regex", "full"), 0))) == "full"
         assert engine.audit() == []
 
 
-def test_a_long_grammar_is_refused_unread():
+def test_a_too_long_grammar_is_rejected_without_parsing():
     long = Grammar("ebnf", f'root ::= "{"a" * 99}"')
-    refused = pytest.raises(InvalidRequestError, match="has 110 bytes, more than 64")
-    with serving(max_grammar_bytes=64) as engine, refused:
-        engine.generate_output(asking(long, 0))
+    error = pytest.raises(InvalidRequestError, match="has 110 bytes, more than 64")
+    with serving(max_grammar_bytes=64) as engine, error:
+        engine.generate_output(constrained(long, 0))
 
 
 def test_the_cache_of_grammars_is_bounded():
@@ -211,8 +217,8 @@ def test_the_cache_of_grammars_is_bounded():
 def test_json_strings_hold_no_raw_control_characters(limits):
     schema = Grammar("json_schema", json.dumps({"type": "string", **limits}))
     with serving(stop_token_ids=(STOP,)) as engine:
-        ask = [asking(schema, seed, temperature=50.0) for seed in range(40)]
-        texts = [said(answer) for answer in engine.generate_outputs(ask)]
+        requests = [constrained(schema, seed, temperature=50.0) for seed in range(40)]
+        texts = [text_of(answer) for answer in engine.generate_outputs(requests)]
     assert not [text for text in texts if any(ord(char) < 32 for char in text.strip())]
 
 
@@ -223,14 +229,14 @@ def test_json_strings_by_a_pattern_escape_what_json_must(pattern):
     schema = Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern}))
     with serving(stop_token_ids=(STOP,)) as engine:
         answers = engine.generate_outputs(
-            [asking(schema, seed, temperature=50.0) for seed in range(10)]
+            [constrained(schema, seed, temperature=50.0) for seed in range(10)]
         )
-        texts = [said(answer) for answer in answers if answer.completion.finish == "stop"]
+        texts = [text_of(answer) for answer in answers if answer.completion.finish == "stop"]
     assert texts and all(re.search(pattern, json.loads(text)) for text in texts)
 
 
 def test_without_a_tokenizer_there_is_no_grammar():
-    asked = SamplingParams(grammar=Grammar("regex", "a"))
-    refused = pytest.raises(InvalidRequestError, match="need an engine with a tokenizer")
-    with engine(network("sparse")) as plain, refused:
-        plain.generate((1, 2), asked)
+    params = SamplingParams(grammar=Grammar("regex", "a"))
+    error = pytest.raises(InvalidRequestError, match="need an engine with a tokenizer")
+    with engine(network("sparse")) as plain, error:
+        plain.generate((1, 2), params)

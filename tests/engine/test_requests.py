@@ -1,4 +1,4 @@
-"""What a request may ask for, what it gets, and what it is refused."""
+"""Request options, their results, and the errors of invalid requests."""
 
 import asyncio
 from functools import cache
@@ -13,15 +13,15 @@ from paddock.engine.stop_strings import StopStringChecker
 from paddock.engine.thinking_budget import ThinkingBudget
 from paddock.records import LogitBias, SamplingParams
 from paddock.text import SpecialToken, Tokenizer, train_tokenizer
-from tests.engine.nets import (
-    answers_at_once,
+from tests.engine.networks import (
     assert_greedy,
     engine,
+    generate_as_one_batch,
     greedy,
     network,
     prompts,
 )
-from tests.model.networks import VOCAB, born, grouped_config, latent_config
+from tests.model.networks import VOCAB, build_network, grouped_config, latent_config
 
 PROMPTS = prompts(6, seed=2)
 
@@ -32,23 +32,23 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
-def speaker():
-    return born(latent_config(vocab=300), seed=3)
+def text_network():
+    return build_network(latent_config(vocab=300), seed=3)
 
 
 def serving(**settings):
-    return engine(speaker(), tokenizer(), **settings)
+    return engine(text_network(), tokenizer(), **settings)
 
 
 def ids(text):
     return tuple(tokenizer().encode(text, specials=True))
 
 
-# --- ends -----------------------------------------------------------------------------------------
+# --- stop conditions ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_stop_token_ends_the_reply_and_is_part_of_it(steps):
+def test_a_stop_token_ends_the_reply_and_is_included(steps):
     prompt = PROMPTS[0]
     with engine(network("counting"), num_speculative_tokens=steps) as counting:
         whole = counting.generate_output(greedy(prompt, 20)).completion.token_ids
@@ -63,7 +63,7 @@ def test_a_stop_token_ends_the_reply_and_is_part_of_it(steps):
             assert short.completion.finish == "length"
 
 
-def test_the_models_own_ends_can_be_ignored_and_put_off():
+def test_eos_can_be_ignored_and_delayed():
     prompt = PROMPTS[0]
     with engine(network("sparse")) as plain:
         whole = plain.generate_output(greedy(prompt, 12)).completion.token_ids
@@ -79,14 +79,14 @@ def test_the_models_own_ends_can_be_ignored_and_put_off():
 
 
 @pytest.mark.parametrize("beyond", [-1, VOCAB, 151336])
-def test_an_end_that_the_vocabulary_lacks_ends_nothing(beyond):
-    with engine(born(latent_config(eos=(beyond,))), stop_token_ids=None) as serving:
+def test_a_stop_token_outside_the_vocabulary_has_no_effect(beyond):
+    with engine(build_network(latent_config(eos=(beyond,))), stop_token_ids=None) as serving:
         assert not serving.stop_ids
         wanted = SamplingParams(temperature=0.0, max_new_tokens=4, min_new_tokens=2)
         assert len(serving.generate(PROMPTS[0], wanted).token_ids) == 4
 
 
-def test_stop_texts_are_found_across_tokens():
+def test_stop_strings_are_found_across_tokens():
     stops = StopStringChecker(("o wor", "ll", "zzz"), tokenizer())
     tokens = ids("hello world")
     assert [stops.feed(token) for token in ids("he")] == [None] * len(ids("he"))
@@ -97,18 +97,18 @@ def test_stop_texts_are_found_across_tokens():
     assert "o wor" not in tokenizer().decode(tokens[: found.index("o wor")])
 
 
-def test_a_stop_text_may_begin_with_the_blank_that_a_reply_begins_with():
+def test_a_stop_string_may_start_with_the_leading_space():
     words = train_tokenizer(["one two three four"] * 9, vocab=300, splitting="words")
     prompt, (four,) = words.encode("one two", specials=False), words.encode("four", specials=False)
     only = (LogitBias(four, 100.0),)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=3, stop=(" four",), logit_bias=only)
-    with engine(speaker(), words) as engine_:
+    with engine(text_network(), words) as engine_:
         answer = engine_.generate_output(Request(token_ids=tuple(prompt), sampling_params=sampling))
     assert (answer.completion.token_ids, answer.matched_stop) == ((four,), " four")
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_stop_text_ends_the_reply(steps):
+def test_a_stop_string_ends_the_reply(steps):
     prompt = ids("hello")
     with serving(num_speculative_tokens=steps) as engine:
         whole = engine.generate_output(greedy(prompt, 20)).completion.token_ids
@@ -138,7 +138,7 @@ OPEN, CLOSE = SpecialToken.THINK_OPEN, SpecialToken.THINK_CLOSE
         ("hello", False),
     ],
 )
-def test_thinking_is_read_off_the_prompt(prompt, is_open):
+def test_thinking_is_detected_from_the_prompt(prompt, is_open):
     assert (
         ThinkingBudget.from_prompt(ids(prompt), tokenizer().special_token_ids, budget=3).is_open
         == is_open
@@ -147,7 +147,7 @@ def test_thinking_is_read_off_the_prompt(prompt, is_open):
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 5])
 @pytest.mark.parametrize("budget", [0, 1, 2, 5])
-def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
+def test_a_thinking_budget_closes_the_thinking_and_is_reported(steps, budget):
     specials = tokenizer().special_token_ids
     prompt = ids("<|user|>hi<|assistant|><think>")
     keep_thinking = (LogitBias(specials[CLOSE], -100.0), LogitBias(specials[OPEN], -100.0))
@@ -163,12 +163,12 @@ def test_a_budget_closes_the_thinking_and_says_so(steps, budget):
     assert answer.reasoning_tokens == budget
     assert len(reply.token_ids) == 9
     with torch.no_grad():
-        logp = speaker().logits(prompt + reply.token_ids)[len(prompt) - 1 : -1].log_softmax(-1)
+        logp = text_network().logits(prompt + reply.token_ids)[len(prompt) - 1 : -1].log_softmax(-1)
     wanted = logp.gather(1, torch.tensor(reply.token_ids).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(torch.tensor(reply.logprobs), wanted, atol=1e-5, rtol=0)
 
 
-def test_thinking_the_reply_opens_itself_counts_too():
+def test_thinking_opened_by_the_reply_counts_too():
     specials = tokenizer().special_token_ids
     thinking = ThinkingBudget.from_prompt(ids("hello"), specials, budget=2)
     assert thinking.forced_rows([specials[OPEN], 5, 6, 7]) == [3, 4]
@@ -176,7 +176,7 @@ def test_thinking_the_reply_opens_itself_counts_too():
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
+def test_a_tool_call_does_not_count_as_thinking(steps):
     specials = tokenizer().special_token_ids
     silent = tuple(LogitBias(specials[mark], -100.0) for mark in (OPEN, CLOSE))
     sampling = SamplingParams(
@@ -200,42 +200,44 @@ def test_a_call_is_no_thought_and_no_budget_breaks_it(steps):
 
 @pytest.mark.parametrize("settings", [{}, {"max_prefill_tokens": 5}, {"logits_chunk_bytes": 1000}])
 @pytest.mark.parametrize("start", [0, 1, 7, 29])
-def test_prompt_logprobs_are_the_trainers(settings, start):
+def test_prompt_logprobs_match_a_forward_pass(settings, start):
     prompt = tuple((prompts(1, seed=4)[0] * 30)[:29])
     net = network("sparse")
     with torch.no_grad():
         logp_TV = net.logits(prompt).log_softmax(-1)
     with engine(net, **settings) as scoring:
-        scoring.generate_output(greedy(prompt, 1))  # the prefix cache knows it now
-        ask = greedy(
+        scoring.generate_output(greedy(prompt, 1))  # cached prefix now
+        request = greedy(
             prompt, 1, prompt_logprobs_start=start, top_logprobs=3, logprob_token_ids=(4, 9)
         )
-        answer = scoring.generate_output(ask)
+        answer = scoring.generate_output(request)
     wanted = [None if i == 0 else float(logp_TV[i - 1, prompt[i]]) for i in range(start, 29)]
     assert [x is None for x in answer.prompt_logprobs] == [x is None for x in wanted]
     got = torch.tensor([x for x in answer.prompt_logprobs if x is not None])
     want = torch.tensor([x for x in wanted if x is not None])
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
-    for i, top, asked in zip(
+    for i, top, at_ids in zip(
         range(start, 29), answer.prompt_top_logprobs, answer.prompt_requested_logprobs, strict=True
     ):
         if i:
             best = logp_TV[i - 1].topk(3)
             assert top.token_ids == tuple(best.indices.tolist())
-            assert asked.logprobs == pytest.approx(logp_TV[i - 1, [4, 9]].tolist(), abs=1e-5)
+            assert at_ids.logprobs == pytest.approx(logp_TV[i - 1, [4, 9]].tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_top_and_asked_logprobs_stand_beside_every_token(steps):
+def test_top_and_requested_logprobs_come_with_every_token(steps):
     net, prompt = network("counting"), PROMPTS[1]
-    with engine(net, num_speculative_tokens=steps) as asking:
-        answer = asking.generate_output(greedy(prompt, 9, top_logprobs=4, logprob_token_ids=(0, 3)))
+    with engine(net, num_speculative_tokens=steps) as engine_:
+        answer = engine_.generate_output(
+            greedy(prompt, 9, top_logprobs=4, logprob_token_ids=(0, 3))
+        )
     assert len(answer.top_logprobs) == len(answer.requested_logprobs) == 9
     with torch.no_grad():
         logp = net.logits(prompt + answer.completion.token_ids)[len(prompt) - 1 : -1].log_softmax(
             -1
         )
-    for row, top, asked, token in zip(
+    for row, top, at_ids, token in zip(
         logp,
         answer.top_logprobs,
         answer.requested_logprobs,
@@ -244,13 +246,13 @@ def test_top_and_asked_logprobs_stand_beside_every_token(steps):
     ):
         assert top.token_ids == tuple(row.topk(4).indices.tolist())
         assert top.token_ids[0] == token
-        assert asked.logprobs == pytest.approx(row[[0, 3]].tolist(), abs=1e-5)
+        assert at_ids.logprobs == pytest.approx(row[[0, 3]].tolist(), abs=1e-5)
 
 
-# --- streams, priorities, refusals ----------------------------------------------------------------
+# --- streams, priorities, errors ------------------------------------------------------------------
 
 
-def test_deltas_add_up_to_the_answer():
+def test_deltas_add_up_to_the_output():
     async def main(engine):
         request = greedy(PROMPTS[0], 12, top_logprobs=2)
         return [delta async for delta in engine.stream(request)]
@@ -265,7 +267,7 @@ def test_deltas_add_up_to_the_answer():
     assert len(deltas) == answer.verify_steps
 
 
-def test_the_important_go_first():
+def test_higher_priority_is_scheduled_first():
     order = []
     with engine(network("sparse"), max_running_requests=1) as busy:
         busy.pause("in_place")
@@ -277,13 +279,13 @@ def test_the_important_go_first():
     assert order == ["c", "e", "a", "b", "d"]
 
 
-def test_the_unimportant_make_room():
+def test_lower_priority_is_preempted():
     with engine(network("sparse"), num_pages=32, context_length=100, prefix_caching=False) as busy:
-        ask = [greedy((i, 2, 3), 60, priority=int(i == 3)) for i in range(4)]
-        answers = answers_at_once(busy, ask)
+        requests = [greedy((i, 2, 3), 60, priority=int(i == 3)) for i in range(4)]
+        answers = generate_as_one_batch(busy, requests)
         assert answers[3].preemptions == 0
         assert sum(answer.preemptions for answer in answers[:3]) > 0
-        for request, answer in zip(ask, answers, strict=True):
+        for request, answer in zip(requests, answers, strict=True):
             assert_greedy(network("sparse"), request.token_ids, answer.completion)
 
 
@@ -318,7 +320,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_answered_is_refused_with_the_numbers():
+def test_invalid_requests_are_rejected_with_the_numbers():
     with engine(network("sparse")) as refusing:
         for request, why in REFUSED:
             with pytest.raises(InvalidRequestError, match=why):
@@ -352,13 +354,13 @@ def test_an_id_can_be_used_again_only_when_it_is_free():
         (grouped_config("gdn"), {}, "'prefix_caching' must be false: gdn layers"),
     ],
 )
-def test_impossible_settings_are_refused_with_the_numbers(config, settings, why):
+def test_invalid_settings_are_rejected_with_the_numbers(config, settings, why):
     with pytest.raises(ConfigError, match=why):
-        Engine(born(config), None, EngineSettings(**settings))
+        Engine(build_network(config), None, EngineSettings(**settings))
 
 
-def test_scores_that_are_no_numbers_fail_the_request_not_the_engine():
-    net = born(latent_config(), seed=5)
+def test_nan_logits_fail_the_request_not_the_engine():
+    net = build_network(latent_config(), seed=5)
     with torch.no_grad():
         net.embed.weight[VOCAB - 1] = float("nan")
     with engine(net) as hurt:
@@ -366,14 +368,14 @@ def test_scores_that_are_no_numbers_fail_the_request_not_the_engine():
             with pytest.raises(EngineError, match="logits at token 30 are not finite"):
                 hurt.generate_output(greedy((VOCAB - 1,) * 30, 4))
         assert hurt.healthy
-        ask = [greedy(prompt, 9) for prompt in ((1, 2), (3,), (4, 5, 6))]
-        for request, answer in zip(ask, hurt.generate_outputs(ask), strict=True):
+        requests = [greedy(prompt, 9) for prompt in ((1, 2), (3,), (4, 5, 6))]
+        for request, answer in zip(requests, hurt.generate_outputs(requests), strict=True):
             assert_greedy(net, request.token_ids, answer.completion)
         assert hurt.audit() == []
 
 
-def test_a_bug_fails_every_request_and_is_remembered():
-    net = born(latent_config(), seed=6)
+def test_an_exception_fails_every_request_and_is_kept():
+    net = build_network(latent_config(), seed=6)
     with engine(net) as broken:
         broken.run_between_steps(lambda net: setattr(net.layers[1], "forward", None)).result()
         with pytest.raises(EngineError, match="the engine failed: TypeError"):
@@ -384,7 +386,7 @@ def test_a_bug_fails_every_request_and_is_remembered():
         assert broken.stats().pages_used == 0
 
 
-def test_a_closed_engine_answers_nothing_and_hangs_nobody():
+def test_a_closed_engine_rejects_requests_without_hanging():
     closed = engine(network("sparse"))
     closed.pause("in_place")
     got = []

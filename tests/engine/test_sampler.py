@@ -1,4 +1,4 @@
-"""Draws have the distribution they claim, with and without drafts, and wishes are granted."""
+"""Samples have the right distribution, with and without drafts, under all sampling parameters."""
 
 import math
 
@@ -17,14 +17,14 @@ from paddock.engine.sampler import (
     random_bits,
 )
 from paddock.records import LogitBias, SamplingParams
-from tests.engine.nets import engine
-from tests.model.networks import born, latent_config
+from tests.engine.networks import engine
+from tests.model.networks import build_network, latent_config
 
 VOCAB = 20
 
 
 def chi_square_bound(freedom):
-    """What a chi-square statistic exceeds once in about 10,000 draws (Wilson and Hilferty)."""
+    """Value that a chi-square statistic exceeds in 1 of 10,000 draws (Wilson and Hilferty)."""
     return freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
@@ -42,17 +42,17 @@ def assert_drawn_from(counts, prob):
 
 
 def sampler(rows, **sampling):
-    dials = SamplingTable(rows)
-    for seat in range(rows):
-        dials.set(seat, SamplingParams(**sampling), seed=seat)
-    return Sampler(dials, VOCAB, torch.device("cpu"))
+    table = SamplingTable(rows)
+    for slot in range(rows):
+        table.set(slot, SamplingParams(**sampling), seed=slot)
+    return Sampler(table, VOCAB, torch.device("cpu"))
 
 
-def rows(count, index=0, wishes=()):
-    return SamplingBatchInfo(np.arange(count), np.full(count, index), list(wishes), [])
+def rows(count, index=0, constraints=()):
+    return SamplingBatchInfo(np.arange(count), np.full(count, index), list(constraints), [])
 
 
-def asking(sampling, prompt=(1, 2), reply=(), stop_token_ids=frozenset()):
+def sequence_of(sampling, prompt=(1, 2), reply=(), stop_token_ids=frozenset()):
     return Sequence(
         request=Request(token_ids=prompt, sampling_params=sampling),
         id="x",
@@ -71,13 +71,15 @@ def asking(sampling, prompt=(1, 2), reply=(), stop_token_ids=frozenset()):
 def test_draws_follow_the_tempered_softmax(temperature):
     logits_V = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
     count = 20_000
-    drawn = sampler(count, temperature=temperature).sample(logits_V.expand(count, -1), rows(count))
+    random_prompts = sampler(count, temperature=temperature).sample(
+        logits_V.expand(count, -1), rows(count)
+    )
     logp_V = (logits_V / temperature).log_softmax(-1)
-    assert_drawn_from(drawn.token_N.bincount(minlength=VOCAB), logp_V.exp())
-    torch.testing.assert_close(drawn.logprob_N, logp_V[drawn.token_N])
+    assert_drawn_from(random_prompts.token_N.bincount(minlength=VOCAB), logp_V.exp())
+    torch.testing.assert_close(random_prompts.logprob_N, logp_V[random_prompts.token_N])
 
 
-def test_places_of_one_reply_are_drawn_independently():
+def test_positions_of_one_reply_are_independent():
     logits_NV = torch.zeros(8000, VOCAB)
     draw = sampler(1)
     index_N = np.arange(8000)
@@ -86,16 +88,16 @@ def test_places_of_one_reply_are_drawn_independently():
     assert_drawn_from(pair.bincount(minlength=VOCAB**2), np.full(VOCAB**2, VOCAB**-2.0))
 
 
-def test_no_two_places_share_their_key():
-    seeds, places = np.meshgrid(np.arange(500), np.arange(500))
-    assert len(np.unique(random_bits(seeds.ravel(), places.ravel()))) == 250_000
+def test_no_two_positions_share_a_key():
+    seeds, positions = np.meshgrid(np.arange(500), np.arange(500))
+    assert len(np.unique(random_bits(seeds.ravel(), positions.ravel()))) == 250_000
 
 
-def test_greedy_rows_and_others_stand_side_by_side():
-    dials = SamplingTable(2)
-    dials.set(0, SamplingParams(temperature=0.0), 0)
-    dials.set(1, SamplingParams(temperature=5.0), 0)
-    draw = Sampler(dials, VOCAB, torch.device("cpu"))
+def test_greedy_and_sampled_rows_in_one_batch():
+    table = SamplingTable(2)
+    table.set(0, SamplingParams(temperature=0.0), 0)
+    table.set(1, SamplingParams(temperature=5.0), 0)
+    draw = Sampler(table, VOCAB, torch.device("cpu"))
     logits_2V = torch.arange(VOCAB).float().expand(2, -1)
     got = [draw.sample(logits_2V, rows(2, index)).token_N.tolist() for index in range(50)]
     assert {greedy for greedy, _ in got} == {VOCAB - 1}
@@ -110,32 +112,32 @@ TRUNCATIONS = {
     # Of the survivors of top-k, 0.4 is 4/9 and 0.3 is 3/9.
     "top-p of top-k": ({"top_k": 3, "top_p": 0.5}, [0.4, 0.3]),
     "min-p of top-p": ({"top_p": 0.95, "min_p": 0.6}, [0.4, 0.3]),
-    "one at least": ({"top_p": 0.01}, [0.4]),
+    "at least one": ({"top_p": 0.01}, [0.4]),
     "all": ({"top_p": 1.0, "top_k": 4}, [0.4, 0.3, 0.2, 0.1]),
 }
 
 
 @pytest.mark.parametrize("name", TRUNCATIONS)
-def test_truncation_keeps_the_likeliest(name):
-    wish, kept = TRUNCATIONS[name]
+def test_truncation_keeps_the_most_likely_tokens(name):
+    params, kept = TRUNCATIONS[name]
     prob_V = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    asked = LogitConstraint(0, asking(SamplingParams(**wish)), [])
-    found = apply_logit_constraints(prob_V.log().unsqueeze(0), torch.ones(1, 1), [asked]).softmax(
-        -1
-    )[0]
+    constraint = LogitConstraint(0, sequence_of(SamplingParams(**params)), [])
+    found = apply_logit_constraints(
+        prob_V.log().unsqueeze(0), torch.ones(1, 1), [constraint]
+    ).softmax(-1)[0]
     assert torch.equal(found > 0, torch.isin(prob_V, torch.tensor(kept)))
     torch.testing.assert_close(found[found > 0] * sum(kept), prob_V[found > 0])
 
 
-def test_of_equal_tokens_the_first_survive():
-    asked = LogitConstraint(0, asking(SamplingParams(top_k=2)), [])
-    found = apply_logit_constraints(torch.zeros(1, 5), torch.ones(1, 1), [asked])
+def test_ties_in_top_k_keep_the_first_tokens():
+    constraint = LogitConstraint(0, sequence_of(SamplingParams(top_k=2)), [])
+    found = apply_logit_constraints(torch.zeros(1, 5), torch.ones(1, 1), [constraint])
     assert torch.isfinite(found).tolist() == [[True, True, False, False, False]]
 
 
 def test_penalties_count_the_reply_the_prompt_and_the_drafts():
-    wish = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0)
-    sequence = asking(wish, prompt=(0, 1), reply=(2, 2, 3))
+    params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=2.0)
+    sequence = sequence_of(params, prompt=(0, 1), reply=(2, 2, 3))
     logits = torch.tensor([[1.0, -1.0, 3.0, 3.0, 3.0, 1.0]])
     found = apply_logit_constraints(
         logits, torch.ones(1, 1), [LogitConstraint(0, sequence, [3, 4])]
@@ -151,77 +153,79 @@ def test_penalties_count_the_reply_the_prompt_and_the_drafts():
     torch.testing.assert_close(found[0], torch.tensor(wanted))
 
 
-def test_biases_and_ends_that_come_too_early():
-    wish = SamplingParams(logit_bias=(LogitBias(1, 2.5), LogitBias(3, -1.0)), min_new_tokens=3)
-    sequence = asking(wish, reply=(1,), stop_token_ids=frozenset({0}))
+def test_logit_bias_and_min_new_tokens():
+    params = SamplingParams(logit_bias=(LogitBias(1, 2.5), LogitBias(3, -1.0)), min_new_tokens=3)
+    sequence = sequence_of(params, reply=(1,), stop_token_ids=frozenset({0}))
     early, late = LogitConstraint(0, sequence, [4]), LogitConstraint(1, sequence, [4, 4])
     found = apply_logit_constraints(torch.zeros(2, 5), torch.ones(2, 1), [early, late])
     assert found.tolist() == [[-math.inf, 2.5, 0, -1, 0], [0, 2.5, 0, -1, 0]]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_grammar_that_allows_nothing_but_the_end_may_end_early(device):
-    sequence = asking(SamplingParams(min_new_tokens=3), stop_token_ids=frozenset({0}))
-    over = torch.tensor([True, False, False])  # grammars are asked on the CPU, wherever logits are
+def test_a_grammar_that_allows_only_eos_overrides_min_new_tokens(device):
+    sequence = sequence_of(SamplingParams(min_new_tokens=3), stop_token_ids=frozenset({0}))
+    over = torch.tensor([True, False, False])  # grammar masks are on the CPU, wherever logits are
     more = torch.tensor([True, False, True])
-    wishes = [LogitConstraint(0, sequence, [], over), LogitConstraint(1, sequence, [], more)]
+    constraints = [LogitConstraint(0, sequence, [], over), LogitConstraint(1, sequence, [], more)]
     found = apply_logit_constraints(
-        torch.zeros(2, 3, device=device), torch.ones(2, 1, device=device), wishes
+        torch.zeros(2, 3, device=device), torch.ones(2, 1, device=device), constraints
     )
     assert found.tolist() == [[0, -math.inf, -math.inf], [-math.inf, -math.inf, 0]]
 
 
-def test_wishes_do_not_touch_the_reported_probability():
+def test_constraints_do_not_change_the_reported_logprob():
     logits_1V = torch.randn(1, VOCAB)
-    wish = LogitConstraint(
-        0, asking(SamplingParams(logit_bias=(LogitBias(5, 100.0),), top_k=1)), []
+    params = LogitConstraint(
+        0, sequence_of(SamplingParams(logit_bias=(LogitBias(5, 100.0),), top_k=1)), []
     )
-    drawn = sampler(1).sample(logits_1V, rows(1, wishes=[wish]))
-    assert drawn.token_N.tolist() == [5]
-    torch.testing.assert_close(drawn.logprob_N, logits_1V.log_softmax(-1)[:, 5])
+    random_prompts = sampler(1).sample(logits_1V, rows(1, constraints=[params]))
+    assert random_prompts.token_N.tolist() == [5]
+    torch.testing.assert_close(random_prompts.logprob_N, logits_1V.log_softmax(-1)[:, 5])
 
 
-WISH = {"top_p": 0.7, "temperature": 1.4, "frequency_penalty": 1.0}
+PARAMS = {"top_p": 0.7, "temperature": 1.4, "frequency_penalty": 1.0}
 
 
-@pytest.mark.parametrize(("steps", "wish"), [(0, {}), (2, {}), (2, WISH)])
-def test_replies_have_the_distribution_of_the_network(steps, wish):
+@pytest.mark.parametrize(("steps", "params"), [(0, {}), (2, {}), (2, PARAMS)])
+def test_replies_have_the_distribution_of_the_network(steps, params):
     """Three tokens over a vocabulary of five, drawn 700 times: all 125 replies are as frequent
-    as the product of what the network says, wishes included, drafted or not."""
-    net = born(latent_config(vocab=5), seed=7)
+    as the product of the constrained probabilities, drafted or not."""
+    net = build_network(latent_config(vocab=5), seed=7)
     prompt = (1, 3, 0, 2, 4, 1, 1, 0, 3)
     prob = {(): 1.0}
     with torch.no_grad():
         for _ in range(3):
             grown = {}
             for reply, p in prob.items():
-                asked = LogitConstraint(
-                    0, asking(SamplingParams(**wish), prompt=prompt, reply=reply), []
+                constraint = LogitConstraint(
+                    0, sequence_of(SamplingParams(**params), prompt=prompt, reply=reply), []
                 )
                 logits_1V = net.logits(prompt + reply)[-1:]
-                temperature = torch.tensor([[wish.get("temperature", 1.0)]])
-                share_V = apply_logit_constraints(logits_1V, temperature, [asked]).softmax(-1)[0]
+                temperature = torch.tensor([[params.get("temperature", 1.0)]])
+                share_V = apply_logit_constraints(logits_1V, temperature, [constraint]).softmax(-1)[
+                    0
+                ]
                 grown |= {(*reply, t): p * float(share_V[t]) for t in range(5)}
             prob = grown
     with engine(
         net, num_speculative_tokens=steps, max_running_requests=64, context_length=64
     ) as serving:
-        ask = [
+        requests = [
             Request(
                 token_ids=prompt,
-                sampling_params=SamplingParams(max_new_tokens=3, seed=seed, **wish),
+                sampling_params=SamplingParams(max_new_tokens=3, seed=seed, **params),
             )
             for seed in range(700)
         ]
-        replies = [answer.completion.token_ids for answer in serving.generate_outputs(ask)]
+        replies = [answer.completion.token_ids for answer in serving.generate_outputs(requests)]
         if steps:
             assert serving.stats().counters.accepted_draft_tokens > 100
     order = sorted(prob)
     assert_drawn_from([replies.count(reply) for reply in order], [prob[reply] for reply in order])
 
 
-def test_a_draft_from_the_same_scores_is_the_token_itself():
-    """Drafts are drawn with the noise of the places they guess at."""
+def test_a_draft_from_the_same_logits_is_the_sampled_token():
+    """Drafts are sampled with the noise of the positions they predict."""
     draw = sampler(200, temperature=1.5)
     logits_NV = torch.randn(200, VOCAB)
     for index in range(3):

@@ -1,4 +1,4 @@
-"""Random clients, aborts, pauses, swaps and too few pages: afterwards nothing is left behind."""
+"""Random clients, aborts, pauses, weight updates and preemption leave no leaks."""
 
 import asyncio
 import random
@@ -8,44 +8,44 @@ import pytest
 
 from paddock.engine import InvalidRequestError, Request
 from paddock.records import SamplingParams
-from tests.engine.nets import answers_at_once, copy_of, engine, greedy, network, prompts
-from tests.model.networks import VOCAB, born, latent_config
+from tests.engine.networks import copy_of, engine, generate_as_one_batch, greedy, network, prompts
+from tests.model.networks import VOCAB, build_network, latent_config
 
 
-def some_request(chance):
-    shared = prompts(3, seed=1)[chance.randrange(3)]
-    own = tuple(chance.randrange(VOCAB) for _ in range(chance.randrange(1, 20)))
+def some_request(rng):
+    shared = prompts(3, seed=1)[rng.randrange(3)]
+    own = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20)))
     return Request(
-        token_ids=(shared + own) if chance.random() < 0.7 else own,
+        token_ids=(shared + own) if rng.random() < 0.7 else own,
         sampling_params=SamplingParams(
-            max_new_tokens=chance.randrange(1, 30),
-            temperature=chance.choice([0.0, 0.7, 1.0]),
-            top_p=chance.choice([1.0, 0.8]),
-            frequency_penalty=chance.choice([0.0, 0.5]),
-            stop_token_ids=(chance.randrange(VOCAB),),
+            max_new_tokens=rng.randrange(1, 30),
+            temperature=rng.choice([0.0, 0.7, 1.0]),
+            top_p=rng.choice([1.0, 0.8]),
+            frequency_penalty=rng.choice([0.0, 0.5]),
+            stop_token_ids=(rng.randrange(VOCAB),),
         ),
-        priority=chance.randrange(3),
-        cache_salt=chance.choice(["", "a"]),
-        top_logprobs=chance.choice([0, 2]),
-        prompt_logprobs_start=chance.choice([None, 0, 1]),
+        priority=rng.randrange(3),
+        cache_salt=rng.choice(["", "a"]),
+        top_logprobs=rng.choice([0, 2]),
+        prompt_logprobs_start=rng.choice([None, 0, 1]),
     )
 
 
-async def client(serving, chance, count):
+async def client(serving, rng, count):
     for _ in range(count):
-        request = some_request(chance)
-        match chance.randrange(5):
-            case 0:  # leaves early
-                leave = chance.randrange(4)
+        request = some_request(rng)
+        match rng.randrange(5):
+            case 0:  # disconnects early
+                leave = rng.randrange(4)
                 async for delta in serving.stream(request):
                     if delta.output is not None or not (leave := leave - 1):
                         break
             case 1:  # is cancelled
                 task = asyncio.create_task(serving.async_generate(request))
-                await asyncio.sleep(chance.random() * 0.02)
+                await asyncio.sleep(rng.random() * 0.02)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-            case 2:  # asks for too much
+            case 2:  # too long
                 with pytest.raises(InvalidRequestError):
                     await serving.async_generate(Request(token_ids=(1,) * 200))
             case _:
@@ -53,17 +53,20 @@ async def client(serving, chance, count):
                 assert answer.completion.token_ids or answer.completion.finish == "abort"
 
 
-async def trouble(serving, chance, done):
-    """Swaps, pauses and mass aborts until the clients are through."""
-    one, other = network("sparse").state_dict(), born(latent_config(), seed=11).state_dict()
+async def disturb(serving, rng, done):
+    """Weight updates, pauses and flushes until the clients are done."""
+    old, other = (
+        network("sparse").state_dict(),
+        build_network(latent_config(), seed=11).state_dict(),
+    )
     version = 0
     while not done.is_set():
         await asyncio.sleep(0.02)
-        mode = chance.choice(["retract", "in_place", "abort"])
-        match chance.randrange(3):
+        mode = rng.choice(["retract", "in_place", "abort"])
+        match rng.randrange(3):
             case 0:
                 version += 1
-                weights = one if version % 2 == 0 else other
+                weights = old if version % 2 == 0 else other
                 await asyncio.to_thread(
                     serving.update_weights,
                     lambda net, w=weights: net.load_state_dict(w),
@@ -78,16 +81,16 @@ async def trouble(serving, chance, done):
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_nothing_is_left_behind(steps):
-    chance = random.Random(steps)
+def test_no_request_page_or_thread_is_leaked(steps):
+    rng = random.Random(steps)
     threads = threading.active_count()
 
     async def main(serving):
         done = asyncio.Event()
-        bother = asyncio.create_task(trouble(serving, chance, done))
+        disturbance = asyncio.create_task(disturb(serving, rng, done))
         await asyncio.gather(*(client(serving, random.Random(seed), 12) for seed in range(8)))
         done.set()
-        await bother
+        await disturbance
         assert len(asyncio.all_tasks()) == 1
 
     serving = engine(
@@ -99,7 +102,7 @@ def test_nothing_is_left_behind(steps):
     )
     with serving:
         asyncio.run(main(serving))
-        answers_at_once(serving, [greedy(prompt, 25) for prompt in prompts(6, seed=1)])
+        generate_as_one_batch(serving, [greedy(prompt, 25) for prompt in prompts(6, seed=1)])
         stats = serving.stats()
         assert serving.healthy
         assert serving.audit() == []

@@ -1,4 +1,4 @@
-"""What a Triton kernel becomes on a Hopper chip, which needs no GPU to find out."""
+"""Compiles Triton kernels for Hopper (sm_90) without a GPU and counts what they use."""
 
 import re
 import subprocess
@@ -8,27 +8,32 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Machine:
+class KernelResources:
     registers: int
     spilled: int  # bytes of stack and local memory
-    products: int  # warpgroup matrix products
-    small_products: int  # those of single warps
-    fences: int  # two for each product is what the assembler writes when it serialises them
+    products: int  # warpgroup matrix multiplications (wgmma)
+    small_products: int  # matrix multiplications of single warps
+    fences: int  # two per product mean that the assembler serialised them
 
 
 def compiled(
-    function: Any, held: dict[str, str], constants: dict[str, Any], folder: Path, **options: int
-) -> Machine:
-    """`held` says the types of arguments; pointers and whole numbers are multiples of 16."""
+    function: Any,
+    arg_types: dict[str, str],
+    constants: dict[str, Any],
+    folder: Path,
+    **options: int,
+) -> KernelResources:
+    """`arg_types` holds the types of the runtime arguments; pointers and integers are declared
+    divisible by 16."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     names = function.arg_names
-    aligned = [name for name in names if held.get(name, "").startswith(("*", "i"))]
+    aligned = [name for name in names if arg_types.get(name, "").startswith(("*", "i"))]
     source = ASTSource(
         function,
-        {name: held.get(name, "constexpr") for name in names},
+        {name: arg_types.get(name, "constexpr") for name in names},
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
@@ -41,7 +46,7 @@ def compiled(
     def used(what: str) -> int:
         return max(int(found) for found in re.findall(rf"\b{what}:(\d+)", code))
 
-    return Machine(
+    return KernelResources(
         registers=used("REG"),
         spilled=used("STACK") + used("LOCAL"),
         products=len(re.findall("[HI]GMMA", code)),

@@ -1,5 +1,5 @@
 // Enough of CUDA to run one kernel on a CPU: the threads of a block are fibers of one thread, taken in a random order, and
-// in each round most warps rest, so that a missing barrier shows as a wrong answer sooner or later.
+// in each round most warps sleep, so that a missing barrier eventually gives a wrong result.
 // Include it, then the kernel's source, then call on_host(grid, block, order, kernel, arguments...).
 #include <ucontext.h>
 
@@ -118,7 +118,7 @@ template <class T> T max(T a, T b) { return a < b ? b : a; }
 // Shared memory starts as garbage in every block, as it does on a device.
 template <class Kernel, class... Args>
 void on_host(unsigned grid, unsigned block, unsigned order, Kernel kernel, Args... args) {
-  std::mt19937 chance(order);
+  std::mt19937 rng(order);
   gridDim = {grid};
   for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
     memset(memory, 0xa5, sizeof memory);
@@ -138,8 +138,8 @@ void on_host(unsigned grid, unsigned block, unsigned order, Kernel kernel, Args.
       turn.push_back(&fiber);
     }
     while (!turn.empty()) {
-      for (size_t i = 0; i < asleep.size(); i++) asleep[i] = chance() % 4 != 0;
-      for (size_t i = turn.size() - 1; i > 0; i--) std::swap(turn[i], turn[chance() % (i + 1)]);
+      for (size_t i = 0; i < asleep.size(); i++) asleep[i] = rng() % 4 != 0;
+      for (size_t i = turn.size() - 1; i > 0; i--) std::swap(turn[i], turn[rng() % (i + 1)]);
       for (host::Fiber* fiber : turn) {
         if (asleep[fiber->id / 32]) continue;
         host::current = fiber;

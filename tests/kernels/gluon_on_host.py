@@ -1,8 +1,8 @@
-"""Runs Gluon kernels on the CPU: what a kernel means, and whether its warps wait for one another.
+"""Runs Gluon kernels on the CPU to check their results and their synchronisation.
 
 Triton interprets its own language but not Gluon. Here a kernel's Python source runs against
 stand-ins for the language: a tensor is a torch tensor whatever its layout, a partition of warps is
-a thread, and what is asynchronous on the chip is as late here as it may be there:
+a thread, and asynchronous operations finish as late as they may on the GPU:
 
 - A copy clears its target at once (NaN, or an absurd index) and lands when it is waited for, or
   some time before its barrier flips.
@@ -11,7 +11,7 @@ a thread, and what is asynchronous on the chip is as late here as it may be ther
 - Shared memory starts as NaN. Loads and stores outside their tensor are errors.
 - A barrier that is never reached, or reached out of turn, is an error after `PATIENCE_S`.
 
-Layouts, bank conflicts, fences and races between the threads of one partition are not looked at.
+Layouts, bank conflicts, fences and races between the threads of one partition are not checked.
 """
 
 import operator
@@ -29,7 +29,7 @@ _here = threading.local()
 
 
 class Value:
-    """A tensor in registers; `layout` is carried for those who ask and means nothing."""
+    """A tensor in registers; `layout` is carried along and has no effect."""
 
     def __init__(self, data, layout=None):
         self.data = data if isinstance(data, torch.Tensor) else torch.tensor(data)
@@ -69,7 +69,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 class Pointer:
-    """Places in a contiguous tensor."""
+    """Pointers into a contiguous tensor."""
 
     def __init__(self, tensor, offset=0):
         assert tensor.is_contiguous()
@@ -83,12 +83,12 @@ class Pointer:
     __radd__ = __add__
 
     def places(self, mask):
-        """Where to, and which of them; every place that counts is inside."""
+        """Target indices and mask; every unmasked index is in bounds."""
         at = torch.as_tensor(self.offset)
         kept = torch.ones_like(at, dtype=torch.bool) if mask is None else _raw(mask)
         at, kept = torch.broadcast_tensors(at, torch.as_tensor(kept))
         inside = (at >= 0) & (at < len(self.flat))
-        assert bool((inside | ~kept).all()), "a place outside its tensor"
+        assert bool((inside | ~kept).all()), "an index outside its tensor"
         return torch.where(kept, at, 0).long(), kept
 
 
@@ -120,7 +120,7 @@ class Shared:
 
 
 class Product:
-    """A matrix product under way."""
+    """An asynchronous matrix product."""
 
     def __init__(self, a, b, acc, use_acc):
         self.operands = a, b
@@ -155,7 +155,7 @@ class Barrier:
 
     def arrive(self, count):
         with self.changed:
-            assert 0 < count <= self.left, "more arrivals than the barrier was told of"
+            assert 0 < count <= self.left, "more arrivals than the barrier expects"
             self.left -= count
             if self.left == 0:
                 self.phase, self.left = self.phase + 1, self.count
@@ -170,11 +170,11 @@ class Barrier:
 
 
 def _dawdle():
-    """Another order of events every time, the same from run to run."""
-    time.sleep(_here.chance.random() * 1e-4)
+    """Vary the order of events; the same order in every run."""
+    time.sleep(_here.rng.random() * 1e-4)
 
 
-# What `gl` and its neighbours offer, as far as the kernels under test use it.
+# The parts of `gl` and related modules that the kernels under test use.
 
 
 def _arange(start, stop, layout=None):
@@ -213,11 +213,11 @@ def _warp_specialize(functions_and_args, warps, registers):
     assert len(warps) == len(registers) == len(functions_and_args) - 1
     launch = _here.launch
 
-    def play(function, args, count, chance):
-        _enter(launch, count, chance)
+    def play(function, args, count, rng):
+        _enter(launch, count, rng)
         try:
             function(*args)
-            assert not _here.copies, "copies that nobody waited for"
+            assert not _here.copies, "copies that were never waited for"
         except BaseException as error:
             launch.failure = launch.failure or error
 
@@ -235,8 +235,8 @@ def _warp_specialize(functions_and_args, warps, registers):
         raise launch.failure
 
 
-def _enter(launch, warps, chance):
-    _here.launch, _here.warps, _here.chance = launch, warps, chance
+def _enter(launch, warps, rng):
+    _here.launch, _here.warps, _here.rng = launch, warps, rng
     _here.copies, _here.products = [], deque()
 
 
@@ -252,7 +252,7 @@ def _copy(shared, pointer, mask=None):
 def _arrive_after_copies(barrier, increment_count=True):
     assert not increment_count
     copies, _here.copies = _here.copies, []
-    threads, late = 32 * _here.warps, _here.chance.random() * 3e-4
+    threads, late = 32 * _here.warps, _here.rng.random() * 3e-4
 
     def later():
         time.sleep(late)
@@ -354,7 +354,7 @@ LANGUAGE = {
 
 
 class Kernel:
-    """A kernel that is launched as Triton's are."""
+    """A kernel with Triton's launch syntax."""
 
     def __init__(self, function):
         self.function = function
@@ -373,11 +373,11 @@ class Kernel:
             launch = SimpleNamespace(program=program, failure=None, lock=threading.Lock())
             _enter(launch, warps, random.Random(program))
             self.function(*args, **constants)
-            assert not _here.copies, "copies that nobody waited for"
+            assert not _here.copies, "copies that were never waited for"
 
 
 def on_host(*modules: ModuleType) -> list[SimpleNamespace]:
-    """The modules' functions as they would run here, kernels and those who launch them alike."""
+    """The modules' functions rewritten to run on the CPU, kernels and launchers alike."""
     namespaces = [dict(vars(module)) for module in modules]
     names: dict[str, object] = {}
     for space in namespaces:

@@ -14,7 +14,7 @@ SPANS = {
         Span(19, 1, 19, 1),
     ),
     "a decode step": (Span(0, 1, 0, 6), Span(1, 1, 6, 4)),
-    "a chunk of a prompt beside decodes": (
+    "a prefill chunk with decodes": (
         Span(0, 1, 0, 6),
         Span(1, 4, 6, 11),
         Span(5, 5, 17, 5),
@@ -48,7 +48,7 @@ def inputs(spans, heads=4, key_heads=4, dim=6, value=6):
 
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-def test_each_query_sees_its_own_past(spans, window):
+def test_each_query_attends_to_its_own_past(spans, window):
     q, k, v = inputs(spans)
     found = dense_attention(q, k, v, spans, scale=0.3, window=window)
     torch.testing.assert_close(found, by_hand(q, k, v, spans, 0.3, window))
@@ -56,13 +56,13 @@ def test_each_query_sees_its_own_past(spans, window):
 
 @pytest.mark.parametrize(("dim", "value"), [(4, 6), (6, 4)])
 def test_values_may_be_wider_or_narrower_than_keys(dim, value):
-    spans = SPANS["a chunk of a prompt beside decodes"]
+    spans = SPANS["a prefill chunk with decodes"]
     q, k, v = inputs(spans, key_heads=2, dim=dim, value=value)
     found = dense_attention(q, k, v, spans, scale=0.3)
     torch.testing.assert_close(found, by_hand(q, k, v, spans, 0.3))
 
 
-def test_masks_in_chunks_are_masks(monkeypatch):
+def test_chunked_masks_give_the_same_result(monkeypatch):
     spans = (Span(0, 9, 0, 30),)
     q, k, v = inputs(spans)
     monkeypatch.setattr(workspace.chunks, "__defaults__", (250,))
@@ -79,7 +79,7 @@ def test_gradients(window):
     )
 
 
-def test_kept_attention_looks_at_the_kept_keys_alone():
+def test_topk_masked_attention_sees_only_the_selected_keys():
     spans = (Span(0, 9, 0, 9), Span(9, 2, 9, 2), Span(11, 8, 11, 8))
     q, k, v = inputs(spans)
     index = torch.full((19, 3), -1, dtype=torch.int32)
@@ -91,7 +91,7 @@ def test_kept_attention_looks_at_the_kept_keys_alone():
     torch.testing.assert_close(topk_masked_attention(q, k, v, spans, index, scale=0.3), expected)
 
 
-def test_gradients_of_kept_attention():
+def test_gradients_of_topk_masked_attention():
     spans = (Span(0, 4, 0, 4), Span(4, 3, 4, 3))
     leaves = tuple(x.requires_grad_() for x in inputs(spans, 2, 2, 3, 2))
     index = torch.tensor([[-1, -1], [-1, -1], [0, 2], [1, 3], [-1, -1], [-1, -1], [4, 6]]).int()

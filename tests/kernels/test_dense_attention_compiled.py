@@ -1,4 +1,4 @@
-"""Attention over packed documents, compiled for a Hopper chip."""
+"""Attention over packed documents, compiled for Hopper."""
 
 import sys
 
@@ -22,10 +22,10 @@ def type_of(name):
 
 
 def built(part, width, masked, folder):
-    from paddock.kernels.dense_attention import triton as twin
+    from paddock.kernels.dense_attention import triton as kernels
 
     kernel = {"forward": "forward", "keys": "backward_keys", "queries": "backward_queries"}[part]
-    function, blocks = getattr(twin, kernel), getattr(plan_for(width, masked=masked), part)
+    function, blocks = getattr(kernels, kernel), getattr(plan_for(width, masked=masked), part)
     held = {name: type_of(name) for name in function.arg_names if name not in SHAPE}
     shape = {"MASKED": masked, "D": width, "V": width, "BD": width, "BV": width}
     shape |= {"BM": blocks.queries, "BN": blocks.keys}
@@ -42,7 +42,7 @@ SLOW = pytest.mark.slow
         (128, True, "keys"),
         (128, True, "queries"),
         pytest.param(64, True, "forward", marks=SLOW),
-        # Of 256 wide keys gradients fill the registers; Triton 3.9 serialises them, 3.6 does not.
+        # With keys 256 wide gradients fill the registers; Triton 3.9 serialises them, 3.6 does not.
         pytest.param(256, True, "forward", marks=SLOW),
         pytest.param(256, True, "queries", marks=SLOW),
         pytest.param(128, False, "forward", marks=SLOW),
@@ -53,5 +53,5 @@ def test_products_overlap_and_registers_suffice(width, masked, part, tmp_path):
     found = built(part, width, masked, tmp_path)
     assert found.products > 0
     assert found.fences < found.products
-    # A few addresses set aside outside the loop are no harm.
+    # A few addresses spilled outside the loop are harmless.
     assert found.spilled <= 64

@@ -27,7 +27,7 @@ def start():
     return torch.randn(H, K, V, dtype=torch.float64)
 
 
-def by_the_book(query, key, value, log_alpha, beta, state):
+def explicit_recurrence(query, key, value, log_alpha, beta, state):
     """The formula of the contract with explicit matrices, one head at a time."""
     out, final = torch.empty_like(value), torch.empty_like(state)
     for h in range(H):
@@ -41,16 +41,16 @@ def by_the_book(query, key, value, log_alpha, beta, state):
     return out, final
 
 
-def test_the_recurrence_is_the_formula():
+def test_the_recurrence_matches_the_formula():
     inputs, state = operands(9), start()
     torch.testing.assert_close(
-        recurrent_gated_delta_rule(*inputs, state), by_the_book(*inputs, state)
+        recurrent_gated_delta_rule(*inputs, state), explicit_recurrence(*inputs, state)
     )
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 16, 17, 50])
 @pytest.mark.parametrize("chunk", [1, 4, 16, 64])
-def test_chunks_are_the_recurrence(tokens, chunk):
+def test_the_chunked_form_matches_the_recurrence(tokens, chunk):
     inputs, state = operands(tokens), start()
     torch.testing.assert_close(
         chunk_gated_delta_rule(*inputs, state, chunk=chunk),
@@ -61,14 +61,14 @@ def test_chunks_are_the_recurrence(tokens, chunk):
 
 
 @pytest.mark.parametrize("function", [recurrent_gated_delta_rule, chunk_gated_delta_rule])
-def test_no_state_is_a_state_of_zeros(function):
+def test_a_missing_state_is_a_state_of_zeros(function):
     inputs = operands(7)
     zeros = torch.zeros(H, K, V, dtype=torch.float64)
     torch.testing.assert_close(function(*inputs), function(*inputs, zeros))
 
 
 @pytest.mark.parametrize("function", [recurrent_gated_delta_rule, chunk_gated_delta_rule])
-def test_going_on_from_a_state_equals_one_pass(function):
+def test_continuing_from_a_state_equals_one_pass(function):
     inputs = operands(150)
     out, final = function(*inputs)
     first, state = function(*(x[:70] for x in inputs))
@@ -76,11 +76,11 @@ def test_going_on_from_a_state_equals_one_pass(function):
     torch.testing.assert_close((torch.cat((first, second)), end), (out, final))
 
 
-def test_chunks_are_the_default():
+def test_the_chunked_form_is_the_default():
     assert gated_delta_rule is chunk_gated_delta_rule
 
 
-def test_chunks_hold_in_float32_when_every_key_is_the_same():
+def test_the_chunked_form_is_accurate_in_float32_with_equal_keys():
     query, key, value, log_alpha, beta = operands(64, torch.float32)
     hard = (
         query,

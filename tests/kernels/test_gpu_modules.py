@@ -1,4 +1,4 @@
-"""GPU code on machines without a GPU: it imports, its tests collect, its switches exist."""
+"""GPU code on machines without a GPU: modules import, tests collect, kernel names exist."""
 
 import ast
 import importlib

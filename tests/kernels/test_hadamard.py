@@ -7,12 +7,12 @@ SIZES = [1, 2, 8, 12, 20, 48, 64, 80, 96]
 
 
 @pytest.fixture(autouse=True)
-def _fixed_chance():
+def _fixed_seed():
     torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("n", [*SIZES, 512])
-def test_the_matrix_is_orthonormal_with_entries_of_one_size(n):
+def test_the_matrix_is_orthonormal_with_entries_of_equal_magnitude(n):
     matrix = hadamard_matrix(n, torch.float64)
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(n, dtype=torch.float64))
     torch.testing.assert_close(matrix.abs(), torch.full_like(matrix, n**-0.5))
@@ -26,13 +26,13 @@ def test_the_transform_is_a_product_with_the_matrix_and_its_inverse_with_the_tra
 
 
 @pytest.mark.parametrize("n", [6144, 12288, 16384])
-def test_the_sizes_of_the_model_come_back_and_keep_their_norm(n):
+def test_the_model_sizes_round_trip_and_keep_their_norm(n):
     x = torch.randn(2, n, dtype=torch.float64)
     torch.testing.assert_close(hadamard_inverse(hadamard(x)), x)
     torch.testing.assert_close(hadamard(x).norm(dim=-1), x.norm(dim=-1))
 
 
-def test_a_linear_map_survives_rotating_both_sides():
+def test_rotating_both_sides_keeps_a_linear_map():
     weight, x = torch.randn(5, 48, dtype=torch.float64), torch.randn(48, dtype=torch.float64)
     torch.testing.assert_close(hadamard(weight) @ hadamard(x), weight @ x)
 
@@ -44,7 +44,7 @@ def test_one_outlier_is_spread_evenly():
 
 
 @pytest.mark.parametrize("n", [3, 6, 10, 28, 36, 60, 6143])
-def test_other_sizes_are_refused_by_name(n):
+def test_other_sizes_are_rejected(n):
     with pytest.raises(ValueError, match=f"size {n}:"):
         hadamard(torch.zeros(n))
 

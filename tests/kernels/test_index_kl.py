@@ -57,11 +57,11 @@ def test_the_sparse_loss_is_over_the_kept_keys():
     torch.testing.assert_close(found, by_hand(index, attention, kept))
 
 
-def test_a_perfect_indexer_has_no_loss():
+def test_a_perfect_indexer_has_zero_loss():
     index, attention = sides()
-    twin = IndexerTarget(attention.query_THC[:, :1] * 0, attention.row_SC, 1.0)  # looks evenly
+    uniform_target = IndexerTarget(attention.query_THC[:, :1] * 0, attention.row_SC, 1.0)
     even = IndexerInputs(index.query_THD, index.key_SD, index.weight_TH * 0)
-    assert float(index_kl(even, twin, SPANS)) == pytest.approx(0.0, abs=1e-12)
+    assert float(index_kl(even, uniform_target, SPANS)) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_gradients_reach_the_indexer():

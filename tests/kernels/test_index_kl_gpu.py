@@ -1,4 +1,4 @@
-"""The indexer's loss in halves on a GPU against float64."""
+"""The indexer's KL loss in half precision on a GPU against float64."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from tests.kernels.index_kl_cases import CASES, Case, exact, found, packed, pois
 
 pytestmark = pytest.mark.gpu
 
-LOSS, GRADIENT = 1e-4, 1e-2  # of a norm; bfloat16 rounds to 2e-3
+LOSS, GRADIENT = 1e-4, 1e-2  # relative to the norm; bfloat16 rounds to 2e-3
 GLM5 = {"H": 64, "C": 576, "G": 32, "D": 128}
 SMALL = {"H": 16, "C": 320, "G": 16, "D": 64}
 LARGE = {
@@ -29,7 +29,7 @@ LARGE = {
     "glm5 kept": Case(T=40, S=4096, kept=2048, **GLM5),
     "small kept": Case(T=60, S=4096, kept=1000, gaps=True, **SMALL),
 }
-ONE_KEY = "one key is kept"  # both sides are certain: there is nothing to be relative to
+ONE_KEY = "one key is kept"  # loss and gradients are zero: no relative error
 EVERY = LARGE | {name: case for name, case in CASES.items() if name != ONE_KEY}
 
 
@@ -56,17 +56,17 @@ def test_loss_and_gradients(name, dtype):
     assert max(errors[1:]) < GRADIENT
 
 
-def test_one_key_leaves_nothing_to_learn():
+def test_a_single_key_has_zero_loss_and_gradients():
     assert all(float(x.abs().max()) < 1e-5 for x in found(CASES[ONE_KEY], torch.bfloat16, "cuda"))
 
 
 @pytest.mark.parametrize("name", ["glm5", "small"])
-def test_documents_agree_bit_for_bit_from_run_to_run(name):
+def test_the_dense_loss_is_bitwise_reproducible(name):
     first, second = (found(LARGE[name], torch.bfloat16, "cuda") for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_kept_keys_agree_bit_for_bit_if_asked():
+def test_the_topk_loss_is_bitwise_reproducible_in_deterministic_mode():
     torch.use_deterministic_algorithms(True)
     try:
         first, second = (found(LARGE["glm5 kept"], torch.bfloat16, "cuda") for _ in range(2))
@@ -78,19 +78,19 @@ def test_kept_keys_agree_bit_for_bit_if_asked():
 
 
 @pytest.mark.parametrize("name", ["glm5", "small"])
-def test_blocks_change_nothing(name, monkeypatch):
+def test_the_block_size_does_not_change_the_result(name, monkeypatch):
     whole = found(LARGE[name], torch.bfloat16, "cuda")
     monkeypatch.setattr(fused, "scratch_bytes", lambda _: 1 << 20)
     cut = found(LARGE[name], torch.bfloat16, "cuda")
     assert max(relative(a, b.double()) for a, b in zip(cut, whole, strict=True)) < 1e-3
 
 
-def test_the_door_chooses(monkeypatch):
-    """The twin for halves; the reference for others, and where the twin is switched off."""
-    asked = []
-    for name in ("index_kl", "index_kl_kept"):
+def test_dispatch_chooses_kernel_or_reference(monkeypatch):
+    """The kernel for half precision; the reference for others, or if the kernel is disabled."""
+    reference_calls = []
+    for name in ("index_kl", "index_kl_topk"):
         plain = getattr(reference, name)
-        monkeypatch.setattr(reference, name, lambda *x, f=plain: asked.append(1) or f(*x))
+        monkeypatch.setattr(reference, name, lambda *x, f=plain: reference_calls.append(1) or f(*x))
     dense, kept = LARGE["small"], replace(LARGE["small kept"], gaps=False)
     kept_TK = kept.choice("cuda")[4:]
     for dtype, off, expected in (
@@ -98,19 +98,19 @@ def test_the_door_chooses(monkeypatch):
         (torch.bfloat16, ("index_kl",), 2),
         (torch.float32, (), 2),
     ):
-        asked.clear()
+        reference_calls.clear()
         index, attention = dense.sides(dtype, "cuda")
         few, teacher = kept.sides(dtype, "cuda")
         few = IndexerInputs(few.query_THD[4:], few.key_SD, few.weight_TH[4:])
         teacher = teacher._replace(query_THC=teacher.query_THC[4:])
         with dispatch.disable_kernels(*off):
             losses = index_kl(index, attention, dense.spans), index_kl_topk(few, teacher, kept_TK)
-        assert len(asked) == expected
+        assert len(reference_calls) == expected
         assert all(bool(loss.isfinite()) for loss in losses)
 
 
 def test_far_offsets():
-    """Teacher queries of more than 2^31 elements, asked for at the end."""
+    """Teacher queries of more than 2^31 elements, of which the last are used."""
     T, S, H, C = 60_000, 600, 64, 576
     case = Case(T=32, S=S, spans=(Span(0, 32, 0, S),), **GLM5)
     index, attention = case.sides(torch.bfloat16, "cuda")

@@ -1,4 +1,4 @@
-"""The fast twin of the indexer's loss without a GPU: interpreted, and compiled for a Hopper."""
+"""The kernels of the indexer's KL loss without a GPU: interpreted, and compiled for Hopper."""
 
 import os
 import subprocess
@@ -30,15 +30,15 @@ def assert_same(found, right):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradients_are_the_reference(name, interpreted):
+def test_loss_and_gradients_match_the_reference(name, interpreted):
     assert_same(interpreted[name], exact(CASES[name]))
 
 
-def test_sums_in_whole_numbers_are_the_reference(interpreted):
+def test_integer_sums_match_the_reference(interpreted):
     assert_same(interpreted["whole numbers"], exact(CASES["kept with gaps over tiles"]))
 
 
-def test_nobody_wants_gradients(interpreted):
+def test_the_loss_without_gradients(interpreted):
     assert_same(interpreted["no gradient"], exact(CASES["kept"])[:1])
 
 
@@ -51,9 +51,9 @@ TYPES = HALVES | WORDS | NUMBERS | STRIDES | FLOATS | {"scale": "fp32"}
 
 
 def built(name, constants, folder, **options):
-    from paddock.kernels.index_kl import triton as twin
+    from paddock.kernels.index_kl import triton as kernels
 
-    kernel = getattr(twin, name)
+    kernel = getattr(kernels, name)
     held = {arg: TYPES[arg] for arg in kernel.arg_names if arg not in constants}
     return compiled(kernel, held, constants, folder, **options)
 
@@ -80,9 +80,9 @@ def target(H, C, folder, *, dense):
     ],
     ids=["glm5", "glm5 kept", "small", "small kept"],
 )
-def test_targets_fit_a_hopper_chip(H, C, dense, tmp_path):
+def test_target_kernels_fit_hopper(H, C, dense, tmp_path):
     found = target(H, C, tmp_path, dense=dense)
-    # Four steps of 16 columns in each walk; 16 heads as rows are too few for a warpgroup's.
+    # Four steps of 16 columns per pass; 16 heads as rows are too few for warpgroup products.
     assert found.products >= 8
     assert found.spilled <= 64
     # Products of one tile overlap the next one's: the assembler did not serialise them.
@@ -93,7 +93,7 @@ def test_targets_fit_a_hopper_chip(H, C, dense, tmp_path):
     ("G", "D"), [(32, 128), pytest.param(16, 64, marks=pytest.mark.slow)], ids=["glm5", "small"]
 )
 @pytest.mark.parametrize("part", ["query", "key", "kept"])
-def test_gradients_fit_a_hopper_chip(part, G, D, tmp_path):
+def test_gradient_kernels_fit_hopper(part, G, D, tmp_path):
     from paddock.kernels.index_kl.triton import FIELDS, HEADS_TOGETHER, MANY, SHARES, WIDTH
 
     shape = {"G": G, "D": D, "BD": D}

@@ -12,7 +12,7 @@ def inputs(T: int, S: int, H: int, D: int) -> tuple[torch.Tensor, ...]:
     )
 
 
-def test_a_score_is_a_weighted_sum_of_matches_that_are_not_negative():
+def test_a_score_is_a_weighted_sum_of_relu_matches():
     query, key, weight = inputs(5, 7, 3, 4)
     score = index_scores(query, key, weight)
     for t in range(5):

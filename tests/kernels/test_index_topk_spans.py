@@ -7,13 +7,13 @@ from paddock.kernels.index_scores import IndexKeys, to_float8
 from paddock.kernels.index_scores.blocks import MANY, blocks
 from paddock.kernels.spans import Span
 from paddock.kernels.topk import index_topk, index_topk_paged, index_topk_varlen
-from tests.kernels.scoring import CASES, TABLES, packed, rows_of
+from tests.kernels.index_scores_cases import CASES, TABLES, packed, rows_of
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_packed_step_chooses_what_each_document_would_choose_alone(name):
+def test_a_packed_step_selects_what_each_document_selects_alone(name):
     case = CASES[name]
     query, keys, weight = case.inputs()
     found = index_topk_varlen(query, keys, weight, case.spans, case.k)
@@ -34,7 +34,7 @@ def test_a_packed_step_chooses_what_each_document_would_choose_alone(name):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_chooses_what_every_sequence_would_choose_alone(name):
+def test_a_block_table_selects_what_each_sequence_selects_alone(name):
     table = TABLES[name]
     query, keys, weight, pages, visible = table.inputs()
     found = index_topk_paged(query, keys, weight, pages, visible, table.k)
@@ -67,7 +67,7 @@ def test_keys_in_slots_are_the_keys_in_order():
     assert torch.equal(index_topk_varlen(query, keys, weight, spans, 9), expected)
 
 
-def test_eight_bit_rows_are_scored_as_the_numbers_they_stand_for():
+def test_float8_rows_are_scored_as_their_dequantized_values():
     query, keys, weight = CASES["one document"].inputs()
     spans = CASES["one document"].spans
     query8, query_scale = to_float8(query)
@@ -82,7 +82,7 @@ def test_eight_bit_rows_are_scored_as_the_numbers_they_stand_for():
     assert (found == expected).float().mean() > 0.99  # scaled before or after: last bits differ
 
 
-def test_a_row_of_zeros_has_an_eight_bit_form():
+def test_a_row_of_zeros_can_be_quantized_to_float8():
     value, scale = to_float8(torch.zeros(2, 3, 8))
     assert not value.float().any()
     assert scale.isfinite().all()
@@ -92,7 +92,7 @@ documents = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 200)), min_si
 
 
 @given(documents, st.integers(1, 400), st.integers(0, 1 << 20))
-def test_blocks_cover_every_query_once_and_keep_to_their_scratch(lengths, k, budget):
+def test_blocks_cover_every_query_once_within_the_scratch_budget(lengths, k, budget):
     spans = packed(*lengths)
     plan = blocks(spans, k, CPU, budget)
     assert [block.rows.start for block in plan] == [0, *(block.rows.stop for block in plan[:-1])]

@@ -9,7 +9,7 @@ def routed(tokens=50, experts=6, k=3):
     return topk_indices(torch.randn(tokens, experts), k)
 
 
-def test_rows_stand_by_expert_and_of_one_expert_by_token():
+def test_rows_are_sorted_by_expert_then_token():
     expert_TK = routed()
     order = sort_by_expert(expert_TK, 6)
     expert_R = expert_TK.flatten()[order.slot_TK.flatten().argsort()]
@@ -20,13 +20,13 @@ def test_rows_stand_by_expert_and_of_one_expert_by_token():
     assert order.counts_E.tolist() == [(expert_R == e).sum() for e in range(6)]
 
 
-def test_an_expert_nobody_wants_has_no_rows():
+def test_an_unselected_expert_has_no_rows():
     expert_TK = torch.tensor([[0, 3], [3, 4]])
     assert count_tokens_per_expert(expert_TK, 6).tolist() == [1, 0, 0, 2, 1, 0]
     assert sort_by_expert(expert_TK, 6).counts_E.tolist() == [1, 0, 0, 2, 1, 0]
 
 
-def test_a_row_finds_its_way_back():
+def test_unpermute_inverts_permute():
     order = sort_by_expert(routed(), 6)
     x, weight = torch.randn(50, 4), torch.rand(50, 3)
     torch.testing.assert_close(

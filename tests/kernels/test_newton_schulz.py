@@ -14,29 +14,29 @@ def with_singular_values(values, rows, columns):
 
 
 @pytest.fixture(autouse=True)
-def _fixed_chance():
+def _fixed_seed():
     torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("band", BANDS)
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (32, 32)])
-def test_singular_values_end_in_the_band_and_singular_vectors_stay(band, shape):
+def test_singular_values_end_in_the_band_and_singular_vectors_are_kept(band, shape):
     coefficients, low, high = BANDS[band]
     values = torch.logspace(-2, 0, min(shape), dtype=torch.float64)
     matrix = with_singular_values(values, *shape)
     result = newton_schulz(matrix, coefficients=coefficients)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    turned = left.mT @ result @ right.mT
-    diagonal = turned.diagonal()
+    rotated = left.mT @ result @ right.mT
+    diagonal = rotated.diagonal()
     assert low < diagonal.min() and diagonal.max() < high
-    torch.testing.assert_close(turned, torch.diag(diagonal), atol=1e-9, rtol=0)
+    torch.testing.assert_close(rotated, torch.diag(diagonal), atol=1e-9, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:TF32")
 @pytest.mark.parametrize(("shape", "steps"), [((24, 40), 5), ((40, 24), 3), ((33, 33), 1)])
-def test_in_bfloat16_one_matrix_is_torchs_zeropower(shape, steps):
+def test_in_bfloat16_one_matrix_matches_torchs_zeropower(shape, steps):
     matrix = torch.randn(shape)
-    # Without oneDNN: a virtual CPU may announce bfloat16 tiles that it then does not execute.
+    # Without oneDNN: a virtual CPU may report AMX bfloat16 that it does not execute.
     with torch.backends.mkldnn.flags(enabled=False):
         theirs = torch_zeropower(matrix, JORDAN[0], steps, 1e-7)
         ours = newton_schulz(matrix, steps=steps, dtype=torch.bfloat16)
@@ -45,7 +45,7 @@ def test_in_bfloat16_one_matrix_is_torchs_zeropower(shape, steps):
 
 
 @pytest.mark.parametrize("lead", [(5,), (2, 3)])
-def test_a_stack_is_as_many_matrices_alone(lead):
+def test_a_stack_matches_its_matrices_alone(lead):
     stack = torch.randn(*lead, 12, 7, dtype=torch.float64)
     alone = [newton_schulz(matrix) for matrix in stack.reshape(-1, 12, 7)]
     torch.testing.assert_close(newton_schulz(stack), torch.stack(alone).view(stack.shape))
@@ -56,12 +56,12 @@ def test_a_tall_matrix_is_the_transpose_of_a_wide_one():
     torch.testing.assert_close(newton_schulz(matrix.T), newton_schulz(matrix).T)
 
 
-def test_the_size_of_the_input_does_not_matter():
+def test_the_scale_of_the_input_does_not_matter():
     matrix = torch.randn(6, 8, dtype=torch.float64)
     torch.testing.assert_close(newton_schulz(1e-3 * matrix), newton_schulz(1e3 * matrix))
 
 
-def test_nothing_stays_nothing():
+def test_zeros_stay_zeros():
     assert newton_schulz(torch.zeros(3, 4, 5)).count_nonzero() == 0
 
 

@@ -52,7 +52,7 @@ def test_some_dims_are_rotated_and_the_others_left_alone(rotate, first):
     assert torch.equal(rotate(x, cos, sin, first), expected)
 
 
-def test_dims_that_are_not_there_are_refused():
+def test_dims_out_of_range_are_rejected():
     x, (cos, sin) = torch.randn(5, 3, 14), angles(5, 4)
     with pytest.raises(ValueError, match="cannot rotate dims 7 to 15 of 14"):
         rope_interleaved(x, cos, sin, 7)
@@ -61,10 +61,10 @@ def test_dims_that_are_not_there_are_refused():
 @pytest.mark.parametrize("rotate", [rope_interleaved, rope_halves])
 @pytest.mark.parametrize(("dims", "first"), [(8, 0), (14, 6), (13, 5), (12, 0), (15, 4)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_without_gradients_the_same_is_said(rotate, dims, first, dtype):
+def test_the_result_is_the_same_without_gradients(rotate, dims, first, dtype):
     cos, sin = angles(5, 4)
     wide = torch.randn(5, 3, dims + 2, dtype=torch.float64)
-    x = wide[..., 2:]  # columns of something wider
+    x = wide[..., 2:]  # columns of a wider tensor
     expected = rotate(x, cos, sin, first)
     with torch.no_grad():
         found = rotate(x.to(dtype), cos.to(dtype), sin.to(dtype), first)

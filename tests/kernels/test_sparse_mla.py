@@ -11,7 +11,7 @@ def inputs(T: int, S: int, H: int, C: int, K: int) -> tuple[torch.Tensor, ...]:
     return query, torch.randn(S, C, dtype=torch.float64), index
 
 
-def test_it_is_attention_over_the_kept_rows():
+def test_it_is_attention_over_the_selected_rows():
     query, row, index = inputs(6, 9, 3, 5, 4)
     out = sparse_mla(query, row, index, scale=0.3, value=3)
     for t in range(6):
@@ -32,14 +32,14 @@ def test_gradients_whatever_the_chunks(budget, monkeypatch):
 
 def test_padding_gets_neither_attention_nor_gradient():
     query, row, index = inputs(3, 6, 2, 4, 3)
-    index[:, 0] = 2  # row 0, which padding points at, is chosen by nobody
+    index[:, 0] = 2  # no query selects row 0, which padding points at
     index[:, 1:] = -1
     row.requires_grad_()
     sparse_mla(query, row, index, scale=0.5, value=4).sum().backward()
     assert torch.equal(row.grad[torch.arange(6) != 2], torch.zeros(5, 4, dtype=torch.float64))
 
 
-def test_nothing_as_large_as_queries_times_heads_times_rows_is_kept_for_the_backward():
+def test_the_backward_saves_nothing_of_size_queries_times_heads_times_rows():
     T, S, H, C, K = 64, 512, 4, 8, 16
     query = torch.randn(T, H, C, requires_grad=True)
     row = torch.randn(S, C, requires_grad=True)

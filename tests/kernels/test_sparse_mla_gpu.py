@@ -1,4 +1,4 @@
-"""The fast twins on a GPU against float64, query by query.
+"""The sparse MLA kernels on a GPU against float64, query by query.
 
 T queries, S rows, H heads, V value columns, R the columns after them, K slots.
 """
@@ -10,17 +10,17 @@ import torch
 
 from paddock.kernels.sparse_mla import fused, reference, sparse_mla
 from paddock.kernels.sparse_mla.problem import Problem
-from tests.kernels.sparse_cases import LENGTHS, Case, exact
+from tests.kernels.sparse_mla_cases import LENGTHS, Case, exact
 
 pytestmark = pytest.mark.gpu
 
 GLM5 = Case(T=24, S=4096, H=64, V=512, R=64, K=2048, shared=0.5)
 SMALL = Case(T=40, S=4096, H=16, V=256, R=64, K=1024, shared=0.5)
-FORWARD, BACKWARD = 5e-3, 1e-2  # of a norm; bfloat16 rounds to 2e-3
+FORWARD, BACKWARD = 5e-3, 1e-2  # relative to the norm; bfloat16 rounds to 2e-3
 
 
-def twin(name: str):
-    """(forward, backward) of an arm."""
+def kernels_of(name: str):
+    """(forward, backward) of a backend."""
     from paddock.kernels.sparse_mla import triton
 
     if name == "triton":
@@ -38,14 +38,14 @@ def twin(name: str):
 
 
 def poison() -> None:
-    """Leave NaN in the memory that the next outputs will be cut from."""
+    """Leave NaN in the memory that the next outputs will be allocated from."""
     blocks = [torch.full((n,), float("nan"), device="cuda") for n in (1 << 22, 1 << 20, 1 << 16)]
     small = [torch.full((1 << 12,), float("nan"), device="cuda") for _ in range(64)]
     del blocks, small
 
 
 def worst(found: torch.Tensor, right: torch.Tensor) -> float:
-    """The largest error of a query, of its norm or of a tenth of the usual one."""
+    """The largest error of a query, relative to its norm or to a tenth of the median norm."""
     found, right = found.double().flatten(1), right.flatten(1)
     norm = right.norm(dim=1)
     error = (found - right).norm(dim=1) / norm.clamp(min=0.1 * norm.median().item())
@@ -57,8 +57,8 @@ def relative(found: torch.Tensor, right: torch.Tensor) -> float:
     return float(error.nan_to_num(nan=9e9))
 
 
-def assert_right(name: str, case: Case) -> None:
-    forward, backward = twin(name)
+def assert_correct(name: str, case: Case) -> None:
+    forward, backward = kernels_of(name)
     problem = case.problem(torch.bfloat16, "cuda")
     grad = case.grad(torch.bfloat16, "cuda")
     right, dquery, drow = exact(case, problem)
@@ -95,20 +95,20 @@ def assert_right(name: str, case: Case) -> None:
     ],
     ids=["glm5", "small", "gaps", "8 heads", "128 heads", "nano", "no rope"],
 )
-def test_triton(case):
-    assert_right("triton", case)
+def test_triton_matches_float64(case):
+    assert_correct("triton", case)
 
 
 @pytest.mark.parametrize(
     "case", [GLM5, replace(GLM5, H=128, K=300)], ids=["glm5", "128 heads and a tile not full"]
 )
-def test_gluon(case):
-    assert_right("gluon", case)
+def test_gluon_matches_float64(case):
+    assert_correct("gluon", case)
 
 
 @pytest.mark.parametrize("heads", [16, 64, 96])
 def test_gluon_pads_other_head_counts_and_leaves_gaps_out(heads):
-    assert_right("gluon", replace(GLM5, H=heads, K=512, gaps=True))
+    assert_correct("gluon", replace(GLM5, H=heads, K=512, gaps=True))
 
 
 @pytest.mark.parametrize(
@@ -116,15 +116,15 @@ def test_gluon_pads_other_head_counts_and_leaves_gaps_out(heads):
     [SMALL, replace(SMALL, gaps=True, K=900), replace(GLM5, H=8), replace(GLM5, H=32, K=600)],
     ids=["small", "gaps", "8 heads", "32 heads"],
 )
-def test_gluon_for_neighbours(case):
-    assert_right("gluon united", case)
+def test_gluon_with_shared_lists_matches_float64(case):
+    assert_correct("gluon united", case)
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, 64, 65, 100, 128, 150, 192, 193])
 @pytest.mark.parametrize("arm", ["gluon", "triton"])
 def test_rows_of_one_length(length, arm):
-    """Short rows alone: neighbours on the same chip cannot hide what one reads too early."""
-    forward, _ = twin(arm)
+    """Only short rows: longer neighbours cannot hide a read that comes too early."""
+    forward, _ = kernels_of(arm)
     case = Case(T=len(LENGTHS) + 300, S=500, H=64, V=512, R=64, K=256)
     problem = case.problem(torch.bfloat16, "cuda")
     index = problem.index_TK[len(LENGTHS) :].clone()
@@ -137,7 +137,7 @@ def test_rows_of_one_length(length, arm):
 
 @pytest.mark.parametrize("case", [GLM5, SMALL], ids=["glm5", "small"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_the_door_differentiates(case, deterministic):
+def test_sparse_mla_forward_and_backward_match_float64(case, deterministic):
     problem = case.problem(torch.bfloat16, "cuda")
     assert fused.suits(problem)
     grad = case.grad(torch.bfloat16, "cuda").mT.contiguous().mT  # not in the usual order
@@ -156,7 +156,7 @@ def test_the_door_differentiates(case, deterministic):
     assert relative(found[1], drow) < BACKWARD
 
 
-def test_the_door_leaves_other_types_to_the_reference():
+def test_other_dtypes_use_the_reference():
     case = Case(T=5, S=50, H=2, V=16, R=16, K=8)
     problem = case.problem(torch.float32, "cuda")
     assert not fused.suits(problem)
@@ -166,7 +166,7 @@ def test_the_door_leaves_other_types_to_the_reference():
 
 
 def far(queries: int, rows: int, heads: int) -> Problem:
-    """Tensors of more than 2^31 elements, choices at both ends of them."""
+    """Tensors of more than 2^31 elements, with selected rows at both ends."""
     torch.manual_seed(0)
     query = torch.empty(queries, heads, 576, device="cuda", dtype=torch.bfloat16)
     row = torch.empty(rows, 576, device="cuda", dtype=torch.bfloat16)
@@ -181,8 +181,8 @@ def far(queries: int, rows: int, heads: int) -> Problem:
 
 @pytest.mark.parametrize("arm", ["triton", "gluon"])
 @pytest.mark.parametrize(("queries", "rows"), [(60_000, 500), (24, 4_000_000)])
-def test_far_offsets(arm, queries, rows):
-    forward, backward = twin(arm)
+def test_offsets_beyond_32_bits(arm, queries, rows):
+    forward, backward = kernels_of(arm)
     problem = far(queries, rows, heads=64)
     last = slice(-8, None)
     found = forward(problem)

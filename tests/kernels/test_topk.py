@@ -21,7 +21,7 @@ tied = st.sampled_from([-1.5, -0.0, 0.0, 0.25, 3.0])
 
 
 @given(st.lists(st.lists(tied, min_size=7, max_size=7), min_size=1, max_size=4), st.data())
-def test_the_rule_decides_every_tie(rows, data):
+def test_ties_go_to_the_lowest_index(rows, data):
     visible = [data.draw(st.integers(1, 7)) for _ in rows]
     k = data.draw(st.integers(1, 9))
     found = topk(torch.tensor(rows), torch.tensor(visible), k)
@@ -30,7 +30,7 @@ def test_the_rule_decides_every_tie(rows, data):
 
 
 @given(st.lists(st.lists(tied, min_size=7, max_size=7), min_size=1, max_size=4), st.integers(1, 6))
-def test_both_ways_to_find_the_best_find_the_same(rows, k):
+def test_both_algorithms_find_the_same_indices(rows, k):
     scores = torch.tensor(rows)
     assert torch.equal(reference._by_topk(scores, k), reference._by_partition(scores, k))
 
@@ -41,15 +41,15 @@ def test_one_tie_in_one_row_does_not_disturb_the_others():
 
 
 @pytest.mark.parametrize("find", [reference._by_topk, reference._by_partition])
-def test_a_diverged_row_still_gets_indices(find):
+def test_a_row_of_nan_still_gets_indices(find):
     nan = float("nan")
     scores = torch.tensor([[nan] * 3, [1.0, nan, 2.0], [1.0, 3.0, 2.0]])
     assert find(scores, 2).tolist() == [[0, 1], [0, 2], [1, 2]]
 
 
 @pytest.mark.parametrize("find", [reference._by_topk, reference._by_partition])
-def test_a_diverged_row_does_not_make_up_for_a_tie_in_another(find):
-    """One row keeps too few and the other too many; together they are as many as wanted."""
+def test_a_row_of_nan_does_not_hide_a_tie_in_another(find):
+    """One row keeps too few and the other too many; the total is as expected."""
     scores = torch.tensor([[5.0, 3.0, 3.0, 1.0], [float("nan"), 5.0, 3.0, 1.0]])
     assert find(scores, 2).tolist() == [[0, 1], [1, 2]]
 
@@ -58,7 +58,7 @@ strange = st.sampled_from([float("nan"), float("inf"), float("-inf"), 0.0, 1.0])
 
 
 @given(st.lists(st.lists(strange, min_size=7, max_size=7), min_size=1, max_size=12), st.data())
-def test_the_rule_holds_where_scores_are_no_numbers(rows, data):
+def test_the_tie_rule_holds_with_nan_scores(rows, data):
     visible = [data.draw(st.integers(1, 7)) for _ in rows]
     k = data.draw(st.integers(1, 6))
     scores = torch.tensor(rows)
@@ -76,7 +76,7 @@ def test_scoring_and_selecting_in_chunks_is_selecting_from_all_scores():
     assert torch.equal(index_topk(query, key, weight, past=7, k=5), expected)
 
 
-def test_a_later_key_never_changes_an_earlier_choice():
+def test_a_later_key_never_changes_an_earlier_selection():
     query, key, weight = torch.randn(20, 2, 4), torch.randn(20, 4), torch.randn(20, 2)
     before = index_topk(query, key, weight, past=0, k=4)
     key[12:] = 100.0

@@ -1,7 +1,7 @@
 """The CUDA source of top-k without a GPU: run on this CPU, thread by thread, and compiled.
 
-`cuda_on_host.h` says what a barrier, a warp vote and an atomic are; the source is the one that runs
-on a GPU.
+`cuda_on_host.h` emulates barriers, warp votes and atomics; the source is the one that runs on a
+GPU.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import pytest
 
 from paddock.kernels import compile as compiling
 from paddock.kernels.topk import cuda
-from tests.kernels.rows import KINDS, by_hand
+from tests.kernels.topk_cases import KINDS, by_hand
 
 HERE = Path(__file__).parent
 SOURCE = Path(cuda.__file__).with_name("topk.cu")
@@ -34,7 +34,7 @@ extern "C" void run(const float* score, i64 stride, const int* visible, const in
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
-    """The source for rows that are held as they are, and for rows of any length."""
+    """The source for short rows, held whole in shared memory, and for rows of any length."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler here")
     folder = tmp_path_factory.mktemp("host")
@@ -57,7 +57,7 @@ def address(array):
 
 
 def run(library, score, visible, k, *, start=None, order=0):
-    """The kernel on rows of `score`, which may lie apart in memory; poisoned output."""
+    """The kernel on rows of `score`, which may be strided; the output is poisoned."""
     visible = np.asarray(visible, np.int32)
     start = None if start is None else np.asarray(start, np.int32)
     out = np.full((len(visible), k), -7, np.int32)
@@ -68,7 +68,7 @@ def run(library, score, visible, k, *, start=None, order=0):
     return out
 
 
-# Below and above what is held whole, around k, unaligned, above what is guessed from a sample.
+# Below and above what shared memory holds, around k, unaligned, long enough to be sampled.
 LENGTHS = [
     (70, 64),
     (300, 64),
@@ -81,51 +81,51 @@ LENGTHS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_index_is_the_rules(kind, libraries):
-    chance = np.random.default_rng(0)
+def test_every_index_follows_the_tie_rule(kind, libraries):
+    rng = np.random.default_rng(0)
     for at, (length, k) in enumerate(LENGTHS):
         memory = np.empty(length + 4, np.float32)
-        row = memory[at % 4 : at % 4 + length]  # a row may begin anywhere
-        row[:] = KINDS[kind](chance, length)
+        row = memory[at % 4 : at % 4 + length]  # any alignment
+        row[:] = KINDS[kind](rng, length)
         for library in libraries[length > cuda.WHOLE :]:
             found = run(library, row[None], [length], k, order=at)
             np.testing.assert_array_equal(found[0], by_hand(row, k), err_msg=f"{length}, {k}")
 
 
 @pytest.mark.parametrize("kind", ["random", "plateau of zeros", "many ties"])
-def test_threads_in_any_order_choose_the_same(kind, library):
+def test_the_thread_order_does_not_matter(kind, library):
     row = KINDS[kind](np.random.default_rng(1), 12000).astype(np.float32)[None]
     first = run(library, row, [12000], 2048, order=0)
     for order in range(1, 4):
         np.testing.assert_array_equal(run(library, row, [12000], 2048, order=order), first)
 
 
-def test_rows_stand_apart_and_count_from_their_start(library):
-    chance = np.random.default_rng(2)
-    score = chance.normal(size=(5, 9100)).astype(np.float32)
+def test_strided_rows_with_start_offsets(library):
+    rng = np.random.default_rng(2)
+    score = rng.normal(size=(5, 9100)).astype(np.float32)
     visible, start = [0, 3, 40, 9001, 9100], [7, 0, 1000, 2**30, 5]
     score_seen = score.copy()
     for row, n in enumerate(visible):
-        score_seen[row, n:] = np.nan  # what is not visible is never read
+        score_seen[row, n:] = np.nan  # invisible scores are never read
     found = run(library, score_seen, visible, 40, start=start)
     for row, n in enumerate(visible):
         kept = by_hand(score[row, :n], 40)
         np.testing.assert_array_equal(found[row], np.where(kept < 0, kept, kept + start[row]))
 
 
-def test_a_sample_that_misleads_is_found_out(library):
-    """The sampled positions hold all the large values, or none: no guess is any good."""
-    chance = np.random.default_rng(3)
+def test_a_misleading_sample_does_not_change_the_result(library):
+    """The sampled positions hold all the large values, or none: every guess is wrong."""
+    rng = np.random.default_rng(3)
     for factor in (1.0, -1.0):
-        row = chance.normal(size=16384).astype(np.float32)
-        at = np.arange(512)  # every 32nd, read in fours
+        row = rng.normal(size=16384).astype(np.float32)
+        at = np.arange(512)  # every 32nd, loaded by fours
         row[at // 4 * 4 * 32 + at % 4] += factor * 100
         for order in range(4):
             found = run(library, row[None], [16384], 2048, order=order)
             np.testing.assert_array_equal(found[0], by_hand(row, 2048))
 
 
-def test_the_launcher_knows_the_sources_sizes(libraries):
+def test_the_launcher_and_the_source_agree_on_sizes(libraries):
     for library, longest in zip(libraries, (cuda.WHOLE, cuda.WHOLE + 1), strict=True):
         bitmap = 4 * -(-(longest + 3) // 32) if longest > cuda.WHOLE else 0
         assert library.shared_bytes() + bitmap == cuda.shared_bytes(longest)
@@ -142,13 +142,13 @@ def nvrtc():
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("long", [0, 1])
-def test_the_source_compiles_lean(arch, long, tmp_path):
-    threads, together = (cuda.LONG_THREADS, 1024) if long else (cuda.SHORT_THREADS, 1536)
+def test_the_source_compiles_within_register_limits(arch, long, tmp_path):
+    threads, threads_per_sm = (cuda.LONG_THREADS, 1024) if long else (cuda.SHORT_THREADS, 1536)
     options = [f"-DTHREADS={threads}", f"-DLONG={long}"]
-    code, said = compiling.compile_cuda(SOURCE.read_text(), arch, options, tmp_path)
+    code, log = compiling.compile_cuda(SOURCE.read_text(), arch, options, tmp_path)
     assert code[:4] == b"\x7fELF"
-    assert int(re.search(r"Used (\d+) registers", said)[1]) * together <= 65_536
-    assert not any(int(n) for n in re.findall(r"(\d+) bytes spill stores", said))
+    assert int(re.search(r"Used (\d+) registers", log)[1]) * threads_per_sm <= 65_536
+    assert not any(int(n) for n in re.findall(r"(\d+) bytes spill stores", log))
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -157,19 +157,19 @@ def test_a_source_is_compiled_once(tmp_path, monkeypatch):
     first = compiling.compile_cuda(source, "sm_90", ["-DN=1"], tmp_path)
     other = compiling.compile_cuda(source, "sm_90", ["-DN=2"], tmp_path)
     assert first[0] != other[0]
-    monkeypatch.setattr(compiling, "_compile", None)  # from here on nothing can be compiled
+    monkeypatch.setattr(compiling, "_compile", None)  # compiling again would fail
     assert compiling.compile_cuda(source, "sm_90", ["-DN=1"], tmp_path) == first
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_wrong_source_is_refused_with_the_compilers_words(tmp_path):
+def test_a_compile_error_shows_the_compilers_message(tmp_path):
     with pytest.raises(compiling.KernelCompileError, match="undefined"):
         compiling.compile_cuda("__global__ void f() { undefined(); }", "sm_90", folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path):
+def test_an_unwritable_cache_folder_is_ignored(tmp_path):
     blocked = tmp_path / "a file"
     blocked.write_text("")
     code, _ = compiling.compile_cuda("__global__ void f() {}", "sm_90", folder=blocked / "cache")

@@ -1,4 +1,4 @@
-"""Integer products, and what the twin makes of them when Triton's interpreter runs it.
+"""Cases of W4A8 matrix products, and their results in Triton's interpreter.
 
 TRITON_INTERPRET=1 python -m tests.kernels.w4a8_cases FILE
 """
@@ -21,21 +21,19 @@ class Product:
     group: int | None = None  # columns that share a scale; None: all of them
 
     def inputs_of(self, device: str = "cpu") -> tuple[QuantizedActivations, PackedWeight]:
-        chance = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
         R, E, limit = sum(self.counts), len(self.counts), 7 if self.bits == 4 else 127
-        row = torch.randint(-127, 128, (R, self.inputs), generator=chance).to(torch.int8)
-        rows = QuantizedActivations(
-            row.to(device), (torch.rand(R, generator=chance) + 0.1).to(device)
-        )
+        row = torch.randint(-127, 128, (R, self.inputs), generator=rng).to(torch.int8)
+        rows = QuantizedActivations(row.to(device), (torch.rand(R, generator=rng) + 0.1).to(device))
         shape = (E, self.outputs, self.inputs)
-        integer = torch.randint(-limit - 1, limit + 1, shape, generator=chance).to(torch.int8)
+        integer = torch.randint(-limit - 1, limit + 1, shape, generator=rng).to(torch.int8)
         groups = self.inputs // (self.group or self.inputs)
-        scale = torch.rand(E, self.outputs, groups, generator=chance) + 0.1
+        scale = torch.rand(E, self.outputs, groups, generator=rng) + 0.1
         stored = pack_halves(integer) if self.bits == 4 else integer
         return rows, PackedWeight(stored.to(device), scale.to(device), packed=self.bits == 4)
 
     def exact(self) -> torch.Tensor:
-        """In float64, one multiplication at a time."""
+        """The product of the dequantized matrices in float64."""
         rows, weight = self.inputs_of()
         scale = weight.scale_XFG.double().repeat_interleave(weight.group, -1)
         matrix = weight.integer_XFD.double() * scale
@@ -58,7 +56,7 @@ CASES = {
     "a group over the middle": Product((6,), 192, 16, group=64),
 }
 
-# Ways of cutting a product that the table may not choose at sizes as small as these.
+# Tiles that the table may not select at sizes as small as these.
 CUTS = {
     "the same columns": GemmTile(64, 16, 64, slices=1, warps=4, stages=3),
     "columns of their own": GemmTile(16, 8, 32, slices=4, warps=4, stages=3),
@@ -81,18 +79,18 @@ GATED = {
     "gates of few rows": torch.randn(3, 5000, generator=torch.Generator().manual_seed(4)),
     "gates of many rows": torch.randn(70, 74, generator=torch.Generator().manual_seed(5)),
 }
-# Rows that do not stand where they are multiplied.
+# Rows gathered by index.
 SCATTERED = {
     name: CASES[name] for name in ("one matrix, int8", "experts, some idle", "groups of 32")
 }
 
 
-def elsewhere(rows: int) -> torch.Tensor:
+def scattered_rows(rows: int) -> torch.Tensor:
     return torch.randperm(rows, generator=torch.Generator().manual_seed(6))
 
 
 if __name__ == "__main__":
-    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    torch.use_deterministic_algorithms(True)  # entries not written are NaN
     found = {}
     for name, case in CASES.items():
         rows, weight = case.inputs_of()
@@ -103,7 +101,7 @@ if __name__ == "__main__":
             found[f"{name}, {cut}"] = fused.multiply(*how)
     for name, case in SCATTERED.items():
         rows, weight = case.inputs_of()
-        source = elsewhere(rows.count)
+        source = scattered_rows(rows.count)
         how = (rows[source.argsort()], weight, case.counts, torch.float32, source)
         found[f"{name}, scattered"] = fused.int_grouped_gemm(*how)
     for name, x in GATED.items():

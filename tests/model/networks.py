@@ -54,8 +54,8 @@ def grouped_config(*kinds: str, **changes: Any) -> ModelConfig:
     return ModelConfig(**(defaults | changes))
 
 
-def born(config: ModelConfig, seed: int = 0) -> Transformer:
-    """A network whose norms and biases are not the identity either, so that nothing hides."""
+def build_network(config: ModelConfig, seed: int = 0) -> Transformer:
+    """A network with random norms and biases too, so that a missing one changes the result."""
     network = Transformer.from_config(config, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What comes later cannot change what was said, not even in the last bit."""
+"""Later tokens never change earlier logits, bitwise."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddock.model import preset
-from tests.model.networks import VOCAB, born, grouped_config, latent_config, tokens
+from tests.model.networks import VOCAB, build_network, grouped_config, latent_config, tokens
 
 NETWORKS = {
-    # Two index heads: where both are negative the score is exactly zero, so ties are everywhere.
-    "sparse, two index heads": born(latent_config()),
-    "sparse, grouped experts": born(
+    # Two index heads: where both are negative the score is exactly zero, so there are many ties.
+    "sparse, two index heads": build_network(latent_config()),
+    "sparse, grouped experts": build_network(
         latent_config(
             moe={
                 "experts": 8,
@@ -22,8 +22,8 @@ NETWORKS = {
             }
         )
     ),
-    "nano": born(preset("nano")),
-    "grouped": born(grouped_config("gqa", "swa", "gdn", "simple_gdn")),
+    "nano": build_network(preset("nano")),
+    "grouped": build_network(grouped_config("gqa", "swa", "gdn", "simple_gdn")),
 }
 
 
@@ -39,7 +39,7 @@ def test_later_tokens_never_change_earlier_logits(name, kept, seed):
 
 
 @torch.no_grad()
-def test_exact_ties_really_happen():
+def test_exact_ties_occur():
     network, token_T = NETWORKS["sparse, two index heads"], tokens(100)
     attention = network.layers[0].attention
     step = network.make_context(layout_of(token_T))
@@ -55,7 +55,7 @@ def layout_of(token_T: torch.Tensor):
     return AttentionMetadata.packed([len(token_T)])
 
 
-def test_ids_outside_the_vocabulary_are_refused():
+def test_ids_outside_the_vocabulary_are_rejected():
     with pytest.raises(ValueError, match=rf"token ids must lie in \[0, {VOCAB}\)"):
         NETWORKS["grouped"].logits([1, VOCAB])
     with pytest.raises(ValueError, match="one non-empty sequence"):

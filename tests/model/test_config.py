@@ -31,7 +31,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("message", IMPOSSIBLE)
-def test_an_impossible_network_is_refused_by_name(message):
+def test_an_invalid_config_is_rejected_by_name(message):
     with pytest.raises(ValidationError) as error:
         latent_config(**IMPOSSIBLE[message])
     assert message in str(error.value)
@@ -45,18 +45,18 @@ def test_an_impossible_network_is_refused_by_name(message):
         ({"attention": ("swa",), "gqa": {"heads": 4, "kv_heads": 2, "dim": 8}}, "'gqa.window'"),
     ],
 )
-def test_an_impossible_grouped_network_too(changes, message):
+def test_an_invalid_gqa_config_is_rejected_by_name(changes, message):
     with pytest.raises(ValidationError) as error:
         grouped_config("gqa", **changes)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_possible(name):
+def test_presets_are_valid(name):
     assert ModelConfig.model_validate(PRESETS[name].model_dump()) == PRESETS[name]
 
 
-def test_a_preset_that_does_not_exist_is_refused_by_name():
+def test_an_unknown_preset_is_rejected_by_name():
     with pytest.raises(ValueError, match="preset 'glm6' not found; presets: nano, small, glm5"):
         preset("glm6")
 

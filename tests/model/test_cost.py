@@ -27,7 +27,7 @@ CONFIGS = PRESETS | {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_count_is_what_a_network_holds(name):
+def test_the_count_matches_the_parameters_of_a_network(name):
     with torch.device("meta"):
         network = Transformer(CONFIGS[name])
     counted = sum(p.numel() for p in network.parameters()) + sum(
@@ -36,7 +36,7 @@ def test_the_count_is_what_a_network_holds(name):
     assert count_parameters(CONFIGS[name]).total == counted
 
 
-def test_glm5_is_the_papers():
+def test_glm5_has_the_size_of_the_paper():
     total, active = count_parameters(preset("glm5")), count_active_parameters(preset("glm5"))
     assert round(total.without_mtp / 1e9, 2) == 743.91
     assert round(total.total / 1e9, 2) == 753.86
@@ -44,7 +44,7 @@ def test_glm5_is_the_papers():
     assert kv_cache_bytes_per_token(preset("glm5")).rows == 89_856
 
 
-def test_small_and_nano_are_the_sizes_they_are_made_for():
+def test_small_and_nano_have_their_intended_sizes():
     small, nano = preset("small"), preset("nano")
     assert round(count_parameters(small).without_mtp / 1e6) == 716
     assert count_parameters(nano).total < 1_000_000
@@ -58,7 +58,7 @@ def test_mla_256_saves_a_third_of_decode_arithmetic():
     assert per_pair("glm5") * 3 == per_pair("glm5-mla192") * 2
 
 
-def test_streams_are_what_the_network_remembers():
+def test_kv_cache_shapes_match_what_the_network_stores():
     config = latent_config()
     seen: dict[tuple[int, str], tuple[int, ...]] = {}
 

@@ -1,14 +1,14 @@
-"""The trunk and the indexer learn from different losses and never from each other's."""
+"""The trunk and the indexer have separate losses; neither gets gradients from the other's."""
 
 import pytest
 import torch
 
 from paddock.model import AttentionMetadata, AuxRequest
-from tests.model.networks import born, latent_config, tokens
+from tests.model.networks import build_network, latent_config, tokens
 
 
 def gradients(network) -> dict[str, bool]:
-    """Whether each parameter has a gradient that is not zero."""
+    """Which parameters have a nonzero gradient."""
     return {
         name: parameter.grad is not None and bool(parameter.grad.any())
         for name, parameter in network.named_parameters()
@@ -17,7 +17,7 @@ def gradients(network) -> dict[str, bool]:
 
 
 def test_the_language_loss_gives_the_indexer_no_gradient():
-    network = born(latent_config())
+    network = build_network(latent_config())
     logits = network.logits(tokens(60))
     torch.nn.functional.cross_entropy(logits[:-1], tokens(60)[1:]).backward()
     moved = gradients(network)
@@ -28,23 +28,23 @@ def test_the_language_loss_gives_the_indexer_no_gradient():
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_the_indexer_loss_gives_the_trunk_no_gradient(dense):
-    network = born(latent_config())
-    ask = AuxRequest(dense=dense, indexer_loss=True)
-    notes = network(tokens(60), AttentionMetadata.packed([45, 15]), aux=ask).aux
+    network = build_network(latent_config())
+    aux = AuxRequest(dense=dense, indexer_loss=True)
+    notes = network(tokens(60), AttentionMetadata.packed([45, 15]), aux=aux).aux
     sum(note.indexer_loss for note in notes).backward()
     moved = gradients(network)
     assert {name for name in moved if ".indexer." not in name and moved[name]} == set()
     assert {name for name in moved if ".indexer." in name and not moved[name]} == set()
 
 
-def test_the_warm_up_teaches_the_indexer_where_attention_looks():
-    network = born(latent_config())
-    layout, ask = AttentionMetadata.packed([60]), AuxRequest(dense=True, indexer_loss=True)
+def test_the_indexer_loss_decreases_in_warm_up():
+    network = build_network(latent_config())
+    layout, aux = AttentionMetadata.packed([60]), AuxRequest(dense=True, indexer_loss=True)
     indexers = [p for name, p in network.named_parameters() if ".indexer." in name]
     optimizer = torch.optim.Adam(indexers, lr=1e-2)
 
     def loss() -> torch.Tensor:
-        return sum(note.indexer_loss for note in network(tokens(60), layout, aux=ask).aux)
+        return sum(note.indexer_loss for note in network(tokens(60), layout, aux=aux).aux)
 
     before = loss().item()
     for _ in range(30):
@@ -54,6 +54,6 @@ def test_the_warm_up_teaches_the_indexer_where_attention_looks():
     assert loss().item() < 0.7 * before
 
 
-def test_a_layer_that_was_not_asked_reports_nothing():
-    notes = born(latent_config())(tokens(20), AttentionMetadata.packed([20])).aux
+def test_layers_report_no_loss_unless_requested():
+    notes = build_network(latent_config())(tokens(20), AttentionMetadata.packed([20])).aux
     assert all(n.indexer_loss is None and n.selection is None for n in notes)

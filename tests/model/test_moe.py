@@ -15,7 +15,7 @@ def moe_of(**changes) -> MoE:
 
 
 @pytest.mark.parametrize("shared", [0, 1, 2])
-def test_each_token_gets_its_experts_answers_weighted_plus_the_shared_ones(shared):
+def test_the_output_is_the_weighted_experts_plus_the_shared_ones(shared):
     moe, x = moe_of(shared=shared), torch.randn(9, 16)
     y, routing = moe(x)
     for t in range(9):
@@ -35,7 +35,7 @@ def test_weights_are_normalised_scores_times_the_scale():
     torch.testing.assert_close(routing.weight_TK, routing.score_TE.gather(1, routing.expert_TK))
 
 
-def test_the_bias_changes_who_is_chosen_but_not_how_much_an_answer_weighs():
+def test_the_bias_changes_the_selection_but_not_the_weights():
     router = TopKRouter(16, MoESettings(experts=6, active=2, inner=8, normalize=False))
     torch.nn.init.normal_(router.weight)
     x = torch.randn(9, 16)
@@ -46,19 +46,19 @@ def test_the_bias_changes_who_is_chosen_but_not_how_much_an_answer_weighs():
     torch.testing.assert_close(routing.weight_TK, 2.5 * scores.gather(1, routing.expert_TK))
 
 
-def test_only_the_best_groups_are_within_reach():
+def test_only_the_best_groups_are_eligible():
     settings = MoESettings(experts=6, active=2, inner=8, groups=3, groups_kept=1)
     # Group 1 holds the single best expert, group 2 the best pair.
     choice = torch.tensor([[0.1, 0.1, 0.9, 0.0, 0.6, 0.5]])
     assert select_experts(choice, settings).tolist() == [[4, 5]]
 
 
-def test_equal_choices_go_to_the_lowest_index():
+def test_ties_go_to_the_lowest_index():
     settings = MoESettings(experts=6, active=2, inner=8)
     assert select_experts(torch.full((1, 6), 0.5), settings).tolist() == [[0, 1]]
 
 
-def test_rebalancing_evens_out_a_lopsided_router():
+def test_bias_updates_balance_a_skewed_router():
     torch.manual_seed(0)
     router = TopKRouter(16, MoESettings(experts=8, active=2, inner=8))
     torch.nn.init.normal_(router.weight)
@@ -71,7 +71,7 @@ def test_rebalancing_evens_out_a_lopsided_router():
     assert expert_load(router(x)).float().std() < 0.2 * before
 
 
-def test_an_even_sequence_has_balance_loss_one_per_token_and_a_lopsided_one_more():
+def test_the_balance_loss_is_one_per_token_if_balanced_and_more_if_skewed():
     even = Routing(
         expert_TK=torch.tensor([[0, 1], [2, 3]]),
         weight_TK=torch.ones(2, 2),
@@ -87,18 +87,18 @@ def test_an_even_sequence_has_balance_loss_one_per_token_and_a_lopsided_one_more
     assert float(balance_loss(lopsided, spans)) == pytest.approx(2 * 1.8)
 
 
-def test_balance_is_judged_sequence_by_sequence():
+def test_the_balance_loss_is_computed_per_sequence():
     routing = Routing(
         expert_TK=torch.tensor([[0, 1], [2, 3]]),
         weight_TK=torch.ones(2, 2),
         score_TE=torch.tensor([[0.9, 0.9, 0.1, 0.1], [0.1, 0.1, 0.9, 0.9]]),
     )
-    together = balance_loss(routing, (Span(0, 2, 0, 2),))
-    apart = balance_loss(routing, (Span(0, 1, 0, 1), Span(1, 1, 1, 1)))
-    assert float(apart) > float(together)
+    packed = balance_loss(routing, (Span(0, 2, 0, 2),))
+    separate = balance_loss(routing, (Span(0, 1, 0, 1), Span(1, 1, 1, 1)))
+    assert float(separate) > float(packed)
 
 
-def test_the_balance_loss_moves_the_router():
+def test_the_balance_loss_has_a_router_gradient():
     moe = moe_of()
     balance_loss(moe.router(torch.randn(9, 16)), (Span(0, 9, 0, 9),)).backward()
     assert bool(moe.router.weight.grad.any())

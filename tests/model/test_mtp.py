@@ -1,9 +1,9 @@
 import torch
 
 from paddock.model import AttentionMetadata, AuxRequest
-from tests.model.networks import born, latent_config, tokens
+from tests.model.networks import build_network, latent_config, tokens
 
-NETWORK = born(latent_config())
+NETWORK = build_network(latent_config())
 
 
 def look_ahead(lengths: list[int], token_T: torch.Tensor, depths: int = 3) -> list[torch.Tensor]:
@@ -14,7 +14,7 @@ def look_ahead(lengths: list[int], token_T: torch.Tensor, depths: int = 3) -> li
 
 
 @torch.no_grad()
-def test_depth_d_reads_tokens_up_to_d_ahead_and_no_further():
+def test_depth_d_depends_on_tokens_up_to_d_ahead_only():
     first, second = tokens(30), tokens(30)
     second[20] = (second[20] + 1) % 50
     for depth, (one, other) in enumerate(
@@ -38,7 +38,7 @@ def test_documents_do_not_see_each_other():
 
 
 def test_one_parameter_set_serves_all_depths():
-    network = born(latent_config())
+    network = build_network(latent_config())
     layout = AttentionMetadata.packed([20])
     hidden_TD = network(tokens(20), layout).hidden_TD.detach()
 
@@ -57,8 +57,8 @@ def test_one_parameter_set_serves_all_depths():
 
 
 @torch.no_grad()
-def test_depths_that_share_the_index_attend_to_what_the_first_selected():
-    shared = born(latent_config(mtp={"depths": 3, "share_index": True}))
+def test_depths_that_share_the_index_use_the_first_selection():
+    shared = build_network(latent_config(mtp={"depths": 3, "share_index": True}))
     layout, token_T = AttentionMetadata.packed([30]), tokens(30)
     hidden_TD = shared(token_T, layout).hidden_TD
 

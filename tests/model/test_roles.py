@@ -3,7 +3,7 @@ import torch
 from paddock.model.roles import parameter_roles
 from paddock.records import ParameterRole
 from paddock.records.parameter import MuonSplit
-from tests.model.networks import born, grouped_config, latent_config
+from tests.model.networks import build_network, grouped_config, latent_config
 
 
 def roles(network, **options) -> dict[str, ParameterRole]:
@@ -11,7 +11,10 @@ def roles(network, **options) -> dict[str, ParameterRole]:
 
 
 def test_every_parameter_has_a_role_that_fits_its_shape():
-    for network in (born(latent_config()), born(grouped_config("gqa", "swa", "gdn", "simple_gdn"))):
+    for network in (
+        build_network(latent_config()),
+        build_network(grouped_config("gqa", "swa", "gdn", "simple_gdn")),
+    ):
         declared = network.parameter_roles()
         assert [name for name, _, _ in declared] == [name for name, _ in network.named_parameters()]
         for name, parameter, role in declared:
@@ -21,7 +24,7 @@ def test_every_parameter_has_a_role_that_fits_its_shape():
 
 
 def test_up_projections_are_split_by_head_and_experts_by_gate_and_up():
-    found = roles(born(latent_config()))
+    found = roles(build_network(latent_config()))
     assert found["layers.0.attention.q_b.weight"].split == MuonSplit(heads=4, rows=(12,))
     assert found["layers.0.attention.kv_b.weight"].split == MuonSplit(heads=4, rows=(8, 10))
     assert found["layers.1.mlp.experts.gate_up"].split == MuonSplit(rows=(16, 16))
@@ -30,12 +33,12 @@ def test_up_projections_are_split_by_head_and_experts_by_gate_and_up():
 
 
 def test_rope_rows_may_be_split_too():
-    found = roles(born(latent_config()), split_rope_rows=True)
+    found = roles(build_network(latent_config()), split_rope_rows=True)
     assert found["layers.0.attention.q_b.weight"].split == MuonSplit(heads=4, rows=(8, 4))
 
 
-def test_embedding_head_and_router_are_not_maps_for_muon():
-    found = roles(born(latent_config()))
+def test_embedding_head_and_router_are_not_muon_matrices():
+    found = roles(build_network(latent_config()))
     kinds = {
         name: role.kind for name, role in found.items() if role.kind not in ("matrix", "vector")
     }
@@ -48,14 +51,14 @@ def test_embedding_head_and_router_are_not_maps_for_muon():
 
 
 def test_a_tied_head_is_one_parameter():
-    network = born(grouped_config("gqa", tied=True))
+    network = build_network(grouped_config("gqa", tied=True))
     assert roles(network)["embed.weight"].kind == "embedding"
     assert "head.weight" not in roles(network)
     assert isinstance(network.head.weight, torch.nn.Parameter)
 
 
-def test_the_indexer_and_the_mtp_layer_are_parts_of_their_own():
-    found = roles(born(latent_config()))
+def test_the_indexer_and_the_mtp_layer_are_separate_components():
+    found = roles(build_network(latent_config()))
     for name, role in found.items():
         mtp, indexer = name.startswith("mtp."), ".indexer." in name
         expected = "_".join(["mtp"] * mtp + ["indexer"] * indexer) or "main"
@@ -63,8 +66,8 @@ def test_the_indexer_and_the_mtp_layer_are_parts_of_their_own():
     assert {role.part for role in found.values()} == {"main", "indexer", "mtp", "mtp_indexer"}
 
 
-def test_what_decides_rankings_stays_float32():
-    network = born(latent_config())
+def test_routers_and_index_weights_stay_float32():
+    network = build_network(latent_config())
     names = {name for name in network.state_dict() if name.endswith("indexer.weights.weight")}
     assert {name for name, _, role in network.parameter_roles() if role.keep_fp32} == names
     biases = {name for name in network.state_dict() if name.endswith("router.bias")}

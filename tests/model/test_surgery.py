@@ -3,12 +3,12 @@ import torch
 
 from paddock.model.config import IndexerSettings
 from paddock.model.surgery import add_indexer, replace_attention, resize_token_embeddings
-from tests.model.networks import born, grouped_config, latent_config, tokens
+from tests.model.networks import build_network, grouped_config, latent_config, tokens
 
 
 @torch.no_grad()
 def test_a_window_wider_than_the_text_changes_nothing():
-    network = born(grouped_config("gqa", "gqa"))
+    network = build_network(grouped_config("gqa", "gqa"))
     assert torch.equal(
         replace_attention(network, ("swa", "gqa"), window=100).logits(tokens(30)),
         network.logits(tokens(30)),
@@ -20,7 +20,7 @@ def test_a_window_wider_than_the_text_changes_nothing():
 
 @pytest.mark.parametrize("kind", ["gdn", "simple_gdn"])
 def test_linear_attention_starts_from_the_grouped_projections(kind):
-    network = born(grouped_config("gqa", "gqa"))
+    network = build_network(grouped_config("gqa", "gqa"))
     changed = replace_attention(network, (kind, "gqa"))
     for name in ("q", "k", "v", "o"):
         old = getattr(network.layers[0].attention, name).weight
@@ -29,7 +29,7 @@ def test_linear_attention_starts_from_the_grouped_projections(kind):
 
 
 def test_simple_gdn_adds_no_parameter():
-    network = born(grouped_config("gqa", "gqa"))
+    network = build_network(grouped_config("gqa", "gqa"))
     changed = replace_attention(network, ("simple_gdn", "simple_gdn"))
     assert sum(p.numel() for p in changed.parameters()) == sum(
         p.numel() for p in network.parameters()
@@ -37,8 +37,10 @@ def test_simple_gdn_adds_no_parameter():
 
 
 @torch.no_grad()
-def test_a_dense_network_with_an_indexer_is_unchanged_until_something_is_cut():
-    dense = born(latent_config(family="glm4_moe_lite", attention=("mla",) * 4, indexer=None))
+def test_adding_an_indexer_changes_nothing_up_to_topk_keys():
+    dense = build_network(
+        latent_config(family="glm4_moe_lite", attention=("mla",) * 4, indexer=None)
+    )
     indexer = IndexerSettings(heads=2, dim=8, topk=16, layers=("full",) * 4)
     sparse = add_indexer(dense, indexer, seed=3)
     assert sparse.config.family == "glm_moe_dsa"
@@ -46,17 +48,17 @@ def test_a_dense_network_with_an_indexer_is_unchanged_until_something_is_cut():
     assert not torch.equal(sparse.logits(tokens(40)), dense.logits(tokens(40)))
 
 
-def test_what_cannot_be_replaced_is_refused():
+def test_unsupported_replacements_are_rejected():
     with pytest.raises(ValueError, match="only grouped attention"):
-        replace_attention(born(latent_config()), ("gqa",) * 4)
+        replace_attention(build_network(latent_config()), ("gqa",) * 4)
     with pytest.raises(ValueError, match="'mla' layers only"):
-        add_indexer(born(latent_config()), latent_config().indexer)
+        add_indexer(build_network(latent_config()), latent_config().indexer)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [False, True])
-def test_further_tokens_start_as_the_mean_of_what_spelled_them(tied):
-    network = born(grouped_config("gqa", "gqa", tied=tied))
+def test_new_tokens_start_as_the_mean_of_their_old_pieces(tied):
+    network = build_network(grouped_config("gqa", "gqa", tied=tied))
     larger = resize_token_embeddings(network, {50: (3, 4), 51: (7,), 48: (1, 1, 2)}, stops=(50, 2))
     assert larger.config.vocab == 64  # a multiple of it
     assert larger.config.eos == (50, 2)

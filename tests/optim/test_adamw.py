@@ -11,11 +11,11 @@ SHAPES = {"w": (6, 8), "embed": (10, 4), "gain": (8,)}
 
 
 @pytest.fixture(autouse=True)
-def _fixed_chance():
+def _fixed_seed():
     torch.manual_seed(0)
 
 
-def declared(dtype):
+def named_parameters(dtype):
     return [
         NamedParameter(name, nn.Parameter(torch.randn(shape).to(dtype)), ParameterRole(KINDS[name]))
         for name, shape in SHAPES.items()
@@ -25,7 +25,7 @@ def declared(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.98)])
 def test_steps_follow_torchs_adamw(dtype, betas):
-    ours = declared(dtype)
+    ours = named_parameters(dtype)
     theirs = {each.name: nn.Parameter(each.parameter.detach().clone()) for each in ours}
     optimizer = AdamW(ours, lr=0.01, weight_decay=0.3, adam=AdamSettings(betas=betas))
     peer = torch.optim.AdamW(
@@ -45,8 +45,8 @@ def test_steps_follow_torchs_adamw(dtype, betas):
     torch.testing.assert_close({each.name: each.parameter for each in ours}, theirs)
 
 
-def test_a_half_parameter_is_rounded_once_a_step():
-    (full,) = declared(torch.float32)[:1]
+def test_a_half_precision_parameter_is_rounded_once_per_step():
+    (full,) = named_parameters(torch.float32)[:1]
     half = NamedParameter("w", nn.Parameter(full.parameter.detach().bfloat16()), full.role)
     with torch.no_grad():
         full.parameter.copy_(half.parameter)
@@ -57,8 +57,8 @@ def test_a_half_parameter_is_rounded_once_a_step():
     assert half.parameter.equal(full.parameter.bfloat16())
 
 
-def test_the_state_of_half_parameters_survives_loading_unrounded():
-    named = declared(torch.bfloat16)
+def test_the_state_of_half_precision_parameters_is_loaded_unrounded():
+    named = named_parameters(torch.bfloat16)
     for each in named:
         each.parameter.grad = torch.randn_like(each.parameter)
     optimizer, fresh = AdamW(named, lr=0.1), AdamW(named, lr=0.1)
@@ -70,19 +70,19 @@ def test_the_state_of_half_parameters_survives_loading_unrounded():
     )
 
 
-def test_parameters_that_step_together_take_the_steps_they_take_alone():
-    alone, together = declared(torch.float32), declared(torch.float32)
+def test_the_fused_step_matches_single_steps():
+    alone, fused = named_parameters(torch.float32), named_parameters(torch.float32)
     group = {"lr": 0.1, "lr_scale": 0.5, "weight_decay": 0.3, "betas": (0.9, 0.95), "eps": 1e-8}
     states = {each.name: ({}, {}) for each in alone}
-    for one, other in zip(alone, together, strict=True):
+    for one, other in zip(alone, fused, strict=True):
         other.parameter.data.copy_(one.parameter.data)
     for _ in range(4):
-        for one, other in zip(alone, together, strict=True):
+        for one, other in zip(alone, fused, strict=True):
             one.parameter.grad = other.parameter.grad = torch.randn_like(one.parameter)
         with torch.no_grad():
             for each in alone:
                 adamw_step_(each.parameter, states[each.name][0], group)
-            fused_adamw_step_([(e.parameter, states[e.name][1], group) for e in together])
-    for one, other in zip(alone, together, strict=True):
+            fused_adamw_step_([(e.parameter, states[e.name][1], group) for e in fused])
+    for one, other in zip(alone, fused, strict=True):
         torch.testing.assert_close(one.parameter, other.parameter)
         torch.testing.assert_close(*states[one.name])

@@ -29,27 +29,27 @@ ROLES = {
 
 
 @pytest.fixture(autouse=True)
-def _fixed_chance():
+def _fixed_seed():
     torch.manual_seed(0)
 
 
-def declared(roles=ROLES, dtype=torch.float32):
+def named_parameters(roles=ROLES, dtype=torch.float32):
     return [
         NamedParameter(name, nn.Parameter(torch.randn(shape).to(dtype)), role)
         for name, (shape, role) in roles.items()
     ]
 
 
-def twins(roles=ROLES):
+def parameters_and_copy(roles=ROLES):
     """The same parameters twice."""
-    ours = declared(roles)
+    ours = named_parameters(roles)
     return ours, copy.deepcopy(ours)
 
 
 def set_gradients(*lots, step=0):
-    chance = torch.Generator().manual_seed(step)
+    rng = torch.Generator().manual_seed(step)
     for same in zip(*lots, strict=True):
-        grad = torch.randn(same[0].parameter.shape, generator=chance)
+        grad = torch.randn(same[0].parameter.shape, generator=rng)
         for each in same:
             each.parameter.grad = grad.to(each.parameter.dtype)
 
@@ -101,7 +101,7 @@ def test_a_step_has_about_the_size_of_an_adamw_step():
         assert 0.15 < direction.square().mean().sqrt() < 0.25
 
 
-def test_a_quiet_head_does_not_hear_a_loud_one():
+def test_a_small_gradient_head_is_independent_of_a_large_one():
     loud, quiet = torch.randn(2, 8, 32)
     split = ParameterRole("matrix", MuonSplit(heads=2, rows=(8,)))
 
@@ -114,7 +114,7 @@ def test_a_quiet_head_does_not_hear_a_loud_one():
     assert quiet_direction(1e4, WHOLE).norm() < 0.5 * quiet_direction(1.0, WHOLE).norm()
 
 
-def test_keys_and_values_of_each_head_are_blocks_of_their_own():
+def test_keys_and_values_of_each_head_are_separate_blocks():
     update = torch.randn(4 * (3 + 5), 8)
     direction = orthogonalize_role(update, ParameterRole("matrix", MuonSplit(heads=4, rows=(3, 5))))
     for head in range(4):
@@ -124,7 +124,7 @@ def test_keys_and_values_of_each_head_are_blocks_of_their_own():
 
 
 @pytest.mark.parametrize("split", [None, MuonSplit(rows=(6, 6)), MuonSplit(heads=2, rows=(2, 4))])
-def test_experts_of_a_stack_are_each_on_their_own(split):
+def test_stacked_experts_are_orthogonalized_separately(split):
     role, update = ParameterRole("matrix", split), torch.randn(5, 12, 8)
     alone = torch.stack([orthogonalize_role(expert, role) for expert in update])
     torch.testing.assert_close(orthogonalize_role(update, role), alone)
@@ -139,13 +139,13 @@ def test_experts_of_a_stack_are_each_on_their_own(split):
 )
 def test_whole_matrices_follow_torchs_muon(scale, adjust):
     roles = {"wide": ((12, 40), WHOLE), "tall": ((40, 12), WHOLE), "again": ((12, 40), WHOLE)}
-    ours, theirs = twins(roles)
+    ours, theirs = parameters_and_copy(roles)
     settings = MuonSettings(scale=scale, dtype=torch.bfloat16)
     muon = Muon(ours, lr=0.02, weight_decay=0.1, muon=settings)
     peer = torch.optim.Muon(
         [each.parameter for each in theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn=adjust
     )
-    # Without oneDNN: a virtual CPU may announce bfloat16 tiles that it then does not execute.
+    # Without oneDNN: a virtual CPU may report AMX bfloat16 that it does not execute.
     with torch.backends.mkldnn.flags(enabled=False):
         for step in range(6):
             set_gradients(ours, theirs, step=step)
@@ -156,7 +156,7 @@ def test_whole_matrices_follow_torchs_muon(scale, adjust):
 
 
 def test_a_step_is_nesterov_momentum_orthogonalized_by_role():
-    named = declared()
+    named = named_parameters()
     before = copy.deepcopy(weights(named))
     muon = Muon(named, lr=0.1, weight_decay=0.5)
     total = {each.name: torch.zeros_like(each.parameter) for each in named}
@@ -174,8 +174,8 @@ def test_a_step_is_nesterov_momentum_orthogonalized_by_role():
             torch.testing.assert_close(each.parameter.detach(), before[each.name])
 
 
-def test_what_is_not_a_matrix_takes_the_steps_of_adamw():
-    ours, theirs = twins()
+def test_parameters_that_are_not_matrices_use_adamw():
+    ours, theirs = parameters_and_copy()
     run(Muon(ours, lr=0.01), ours, range(4))
     run(AdamW(theirs, lr=0.01), theirs, range(4))
     same = {
@@ -184,8 +184,8 @@ def test_what_is_not_a_matrix_takes_the_steps_of_adamw():
     assert same == {name: role.kind != "matrix" for name, (_, role) in ROLES.items()}
 
 
-def test_other_kinds_join_muon_when_asked():
-    ours, theirs = twins()
+def test_other_kinds_can_use_muon():
+    ours, theirs = parameters_and_copy()
     run(Muon(ours, lr=0.01, muon=MuonSettings(kinds=("matrix", "router"))), ours, range(2))
     renamed = [
         NamedParameter(each.name, each.parameter, WHOLE if each.name == "router" else each.role)
@@ -197,14 +197,14 @@ def test_other_kinds_join_muon_when_asked():
 
 @pytest.mark.parametrize("stack_bytes", [1, 6 * 8 * 4 * 2, 1 << 30])
 def test_the_size_of_a_stack_does_not_change_the_step(stack_bytes):
-    ours, theirs = twins()
+    ours, theirs = parameters_and_copy()
     run(Muon(ours, lr=0.01, muon=MuonSettings(stack_bytes=stack_bytes)), ours, range(2))
     run(Muon(theirs, lr=0.01), theirs, range(2))
     torch.testing.assert_close(weights(ours), weights(theirs))
 
 
-def test_decay_shrinks_all_but_vectors():
-    named = declared()
+def test_weight_decay_applies_to_all_but_vectors():
+    named = named_parameters()
     before = copy.deepcopy(weights(named))
     for each in named:
         each.parameter.grad = torch.zeros_like(each.parameter)
@@ -214,8 +214,8 @@ def test_decay_shrinks_all_but_vectors():
         torch.testing.assert_close(each.parameter.detach(), kept * before[each.name])
 
 
-def test_a_parameter_without_gradient_rests():
-    named = declared()
+def test_a_parameter_without_gradient_is_unchanged():
+    named = named_parameters()
     before = copy.deepcopy(weights(named))
     muon = Muon(named, lr=0.1)
     set_gradients(named)
@@ -226,8 +226,8 @@ def test_a_parameter_without_gradient_rests():
     assert moved == {each.name for each in named[1::2]}
 
 
-def test_a_gradient_of_another_layout_counts_the_same():
-    ours, theirs = twins(
+def test_the_memory_layout_of_a_gradient_does_not_matter():
+    ours, theirs = parameters_and_copy(
         {"gate_up": ((3, 12, 8), ParameterRole("matrix", MuonSplit(heads=2, rows=(6,))))}
     )
     grad = torch.randn(12, 3, 8).transpose(0, 1)
@@ -238,7 +238,7 @@ def test_a_gradient_of_another_layout_counts_the_same():
 
 
 def test_a_closure_is_evaluated_with_gradients_before_the_step():
-    named = declared({"out": ((4, 4), WHOLE)})
+    named = named_parameters({"out": ((4, 4), WHOLE)})
     weight = named[0].parameter
     before = weight.detach().clone()
 
@@ -255,7 +255,7 @@ def test_a_closure_is_evaluated_with_gradients_before_the_step():
 
 
 def test_one_lr_moves_every_group_and_the_scale_of_a_kind_stays():
-    named = declared()
+    named = named_parameters()
     muon = Muon(
         named, lr=1.0, rules={**PARAM_GROUP_OPTIONS, "embedding": ParamGroupOptions(lr_scale=5.0)}
     )
@@ -268,7 +268,7 @@ def test_one_lr_moves_every_group_and_the_scale_of_a_kind_stays():
 
 
 def test_the_scale_of_a_kind_scales_its_steps():
-    ours, theirs = twins()
+    ours, theirs = parameters_and_copy()
     before = copy.deepcopy(weights(ours))
     run(
         Muon(
@@ -290,7 +290,7 @@ def test_the_scale_of_a_kind_scales_its_steps():
         ((8,), ParameterRole("matrix"), "w: expected a matrix"),
     ],
 )
-def test_a_role_that_cannot_be_is_refused_by_name(shape, role, complaint):
+def test_an_invalid_role_is_rejected_by_name(shape, role, complaint):
     with pytest.raises(ValueError, match=complaint):
         Muon([NamedParameter("w", nn.Parameter(torch.zeros(shape)), role)], lr=0.1)
 
@@ -299,8 +299,8 @@ def test_a_role_that_cannot_be_is_refused_by_name(shape, role, complaint):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_run_resumed_from_its_state_is_the_same_bit_for_bit(dtype):
-    whole = declared(dtype=dtype)
+def test_a_resumed_run_is_bitwise_identical(dtype):
+    whole = named_parameters(dtype=dtype)
     muon = Muon(whole, lr=0.01)
     run(muon, whole, range(3))
     disk = io.BytesIO()
@@ -315,30 +315,30 @@ def test_a_run_resumed_from_its_state_is_the_same_bit_for_bit(dtype):
     assert_same_state(muon, fresh)
 
 
-def test_state_travels_by_name_through_torchs_distributed_checkpoint():
-    model, twin = nn.Linear(4, 4), nn.Linear(4, 4)
+def test_state_is_keyed_by_name_in_torchs_distributed_checkpoint():
+    model, other_model = nn.Linear(4, 4), nn.Linear(4, 4)
     kinds = {"weight": WHOLE, "bias": ParameterRole("vector")}
 
     def optimizer_of(module):
         roles = [NamedParameter(name, p, kinds[name]) for name, p in module.named_parameters()]
         return Muon(roles, lr=0.1)
 
-    muon, fresh = optimizer_of(model), optimizer_of(twin)
+    muon, fresh = optimizer_of(model), optimizer_of(other_model)
     model(torch.randn(2, 4)).sum().backward()
     muon.step()
-    set_optimizer_state_dict(twin, fresh, get_optimizer_state_dict(model, muon))
+    set_optimizer_state_dict(other_model, fresh, get_optimizer_state_dict(model, muon))
     assert_same_state(muon, fresh)
 
 
-def test_the_state_of_other_parameters_is_refused():
-    muon = Muon(declared(), lr=0.01)
+def test_the_state_of_other_parameters_is_rejected():
+    muon = Muon(named_parameters(), lr=0.01)
     renamed = {name.replace("down", "up"): role for name, role in ROLES.items()}
     with pytest.raises(ValueError, match=r"\['down', 'up'\]"):
-        Muon(declared(renamed), lr=0.01).load_state_dict(muon.state_dict())
+        Muon(named_parameters(renamed), lr=0.01).load_state_dict(muon.state_dict())
 
 
 def test_half_parameters_keep_their_state_in_float32():
-    named = declared(dtype=torch.bfloat16)
+    named = named_parameters(dtype=torch.bfloat16)
     muon = Muon(named, lr=0.01)
     run(muon, named, range(2))
     kept = {value.dtype for state in muon.state.values() for value in state.values()}

@@ -35,13 +35,13 @@ def test_the_schedules_of_the_papers(schedule, peak, points):
     assert {x: peak * schedule.at(x) for x in points} == pytest.approx(points)
 
 
-def test_flat_then_linear():
+def test_constant_then_linear():
     schedule = LinearSchedule(warmup=10, flat=50, end=100, final=0.2)
     points = {0: 0.0, 5: 0.5, 10: 1.0, 60: 1.0, 80: 0.6, 100: 0.2, 200: 0.2}
     assert {x: schedule.at(x) for x in points} == pytest.approx(points)
 
 
-def test_flat_to_the_end_is_flat_until_the_end():
+def test_a_schedule_without_decay_steps_ends_at_its_final_value():
     schedule = LinearSchedule(warmup=2, flat=8, end=10, final=0.2)
     assert [schedule.at(x) for x in (1, 2, 9, 10)] == pytest.approx([0.5, 1, 1, 0.2])
     assert [CosineSchedule(warmup=10, end=10, final=0.2).at(x) for x in (5, 10)] == pytest.approx(
@@ -49,7 +49,7 @@ def test_flat_to_the_end_is_flat_until_the_end():
     )
 
 
-def test_shares_that_add_up_to_a_run_do_so_whatever_its_length():
+def test_ratios_that_sum_to_one_cover_any_run_length():
     for steps in range(1, 200):
         schedule = LinearSchedule(warmup=0.1 * steps, flat=0.9 * steps, end=steps, final=0.2)
         assert schedule.at(0.5 * steps) == 1.0
@@ -78,12 +78,12 @@ def test_factors_stay_between_zero_and_one_and_never_rise_after_the_warm_up(
 
 
 @pytest.mark.parametrize(("values", "edges"), [((1.0,), (5.0,)), ((1.0, 2.0, 3.0), (5.0, 4.0))])
-def test_uneven_stairs_are_refused(values, edges):
+def test_invalid_edges_are_rejected(values, edges):
     with pytest.raises(ValueError, match="edges must ascend"):
         PiecewiseConstantSchedule(values=values, edges=edges)
 
 
-def test_a_descent_that_ends_before_it_begins_is_refused():
+def test_a_decay_that_ends_before_it_starts_is_rejected():
     with pytest.raises(ValueError, match="end at 60, after the schedule ends at 50"):
         LinearSchedule(warmup=10, flat=50, end=50)
     with pytest.raises(ValueError, match="end at 60"):

@@ -1,4 +1,4 @@
-"""Runs in real processes that talk over gloo, and what they leave behind."""
+"""Training runs on several gloo ranks in separate processes, and their metrics."""
 
 import multiprocessing
 import os
@@ -12,18 +12,18 @@ from paddock.journal import follow
 # Children are forked from a server that has loaded torch once and computed nothing yet.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.parallel.ranks", "paddock.train"])
-TIMEOUT_S = 300  # a busy machine takes its time
+TIMEOUT_S = 300  # for busy machines
 
 
 def on_ranks(count, work, *arguments):
-    """Call `work(*arguments)` on so many ranks; raises if one fails, and leaves none behind."""
+    """Call `work(*arguments)` on `count` ranks; raises if one fails and always ends all of them."""
     all_on_ranks(count, [(work, *arguments)])
 
 
 def all_on_ranks(count, calls):
-    """One call after the other in the same processes, each with a process group of its own."""
-    # Ranks meet at stores of this process, as torchrun's do: ports that nobody else can take, and
-    # the next group may begin while another rank still leaves the last one.
+    """Make several calls in the same processes, each with a new process group."""
+    # Stores live in this process, as with torchrun: no other process can take their ports, and the
+    # next group may start while another rank still leaves the last one.
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in calls]
     ports = [store.port for store in stores]
     children = [
@@ -41,7 +41,7 @@ def all_on_ranks(count, calls):
 
 
 def _wait(children, deadline):
-    """Until all have ended well. One failure is the end of all: the others would wait for it."""
+    """Wait for all ranks. One failure raises: the others would wait for the failed rank."""
     running = {child.sentinel: child for child in children}
     while running:
         ended = wait(list(running), timeout=max(0, deadline - time.monotonic()))
@@ -68,14 +68,14 @@ def quiet(_):
     pass
 
 
-def raise_network(run):
+def train_run(run):
     from paddock.train import train
 
     train(run, log=quiet, on_update=quiet)
 
 
 def lines(run):
-    """What the journal says of each step."""
+    """The metrics of each step."""
     return [line for line, _ in follow(run.folder / "metrics.jsonl")]
 
 

@@ -23,25 +23,25 @@ def test_without_torchrun_there_is_one_rank_and_no_process_group():
 @pytest.mark.parametrize(
     ("started", "sizes"), [("1", ParallelDegrees(data=2)), ("6", ParallelDegrees())]
 )
-def test_sizes_that_are_not_the_number_of_processes_are_refused(monkeypatch, started, sizes):
+def test_degrees_that_do_not_match_the_world_size_are_rejected(monkeypatch, started, sizes):
     monkeypatch.setenv("WORLD_SIZE", started)
-    said = rf"is {sizes.ranks} ranks, but {started} were started"
-    with pytest.raises(MeshError, match=said), init_mesh(sizes, CPU):
+    message = rf"is {sizes.ranks} ranks, but {started} were started"
+    with pytest.raises(MeshError, match=message), init_mesh(sizes, CPU):
         pass
 
 
-def test_experts_that_cannot_be_dealt_are_refused():
+def test_indivisible_experts_are_rejected():
     with pytest.raises(TrainingError, match=r"'parallel\.expert' 4: 6 experts"):
         check_parallel(latent_config(), ParallelSettings(expert=4))
     with pytest.raises(TrainingError, match="0 experts"):
         check_parallel(grouped_config("gqa"), ParallelSettings(expert=2))
 
 
-def test_a_recurrent_layer_cannot_be_cut():
+def test_recurrent_layers_reject_context_parallelism():
     with pytest.raises(TrainingError, match="linear attention"):
         check_parallel(grouped_config("gqa", "gdn"), ParallelSettings(context=2))
 
 
-def test_a_row_shorter_than_its_ranks_is_refused():
+def test_a_row_shorter_than_the_context_ranks_is_rejected():
     with pytest.raises(MeshError, match="0 tokens cannot be sharded over 1"):
         ContextShard(SINGLE_RANK, 0)

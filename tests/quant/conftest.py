@@ -1,9 +1,9 @@
-"""A network on disk, and what became of it; made once for all tests that only look."""
+"""A network on disk and its quantized folder, made once for all read-only tests."""
 
 import pytest
 
 from paddock.quant import quantize_folder
-from tests.quant.texts import QUICK, folder_of, network, text
+from tests.quant.tiny import QUICK, folder_of, network, text
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from paddock.quant import QuantSettings
 from paddock.quant.calibrate import ActivationObserver, ActivationStats, search_alpha, smooth
 from paddock.quant.rotate import fuse_norms
 from paddock.quant.w4a8 import QuantizationArgs
-from tests.model.networks import born, grouped_config, latent_config, tokens
+from tests.model.networks import build_network, grouped_config, latent_config, tokens
 
 BIASES = {"heads": 4, "kv_heads": 2, "dim": 8, "bias": "all", "qk_norm": True}
 NETWORKS = {
@@ -19,8 +19,8 @@ NETWORKS = {
 }
 
 
-def watched(network, layer, settings):
-    """A layer that has read text, and what it gave back."""
+def observed(network, layer, settings):
+    """A layer that has processed text with its observers, and its outputs."""
     device = network.embed.weight.device
     token_T, layout = tokens(120).to(device), AttentionMetadata.packed([60, 60], device)
     step, x_TD = network.make_context(layout), network.embed(token_T)
@@ -34,9 +34,9 @@ def watched(network, layer, settings):
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("layer", [0, 1])
 @torch.no_grad()
-def test_smoothing_changes_no_function(name, layer):
-    network, settings = born(NETWORKS[name]), QuantSettings()
-    block, watch, x_TD, step, before_TD = watched(network, layer, settings)
+def test_smoothing_does_not_change_the_function(name, layer):
+    network, settings = build_network(NETWORKS[name]), QuantSettings()
+    block, watch, x_TD, step, before_TD = observed(network, layer, settings)
     fuse_norms(block)
     weights = copy.deepcopy(block.state_dict())
     choices = smooth(block, watch, settings)
@@ -47,9 +47,9 @@ def test_smoothing_changes_no_function(name, layer):
 
 
 @torch.no_grad()
-def test_every_place_of_the_recipe_is_smoothed():
-    network, settings = born(latent_config()), QuantSettings()
-    block, watch, *_ = watched(network, 1, settings)
+def test_the_default_settings_smooth_every_supported_linear():
+    network, settings = build_network(latent_config()), QuantSettings()
+    block, watch, *_ = observed(network, 1, settings)
     places = {choice.place for choice in smooth(block, watch, settings)}
     experts = {f"mlp.experts.{e}.down" for e in range(6)}
     assert places - experts == {
@@ -67,11 +67,11 @@ def seen_of(rows):
     return seen
 
 
-def test_the_strength_is_the_one_the_real_quantizer_likes_best():
-    chance = torch.Generator().manual_seed(0)
-    rows = torch.randn(64, 32, generator=chance)
-    rows[:, 5] *= 40  # one loud channel spoils the rounding of all others
-    weight = torch.randn(24, 32, generator=chance)
+def test_alpha_minimises_the_error_of_the_real_quantizer():
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(64, 32, generator=rng)
+    rows[:, 5] *= 40  # one outlier channel spoils the rounding of all others
+    weight = torch.randn(24, 32, generator=rng)
     seen = seen_of(rows)
     strengths = [(a / 10, seen.mean_D ** (a / 10)) for a in range(11)]
     choice, scale_D = search_alpha("here", seen, (weight,), QuantizationArgs(bits=8), strengths)
@@ -85,7 +85,7 @@ def test_the_strength_is_the_one_the_real_quantizer_likes_best():
     assert choice.error == min(worse)
 
 
-def test_a_channel_nobody_uses_does_no_harm():
+def test_an_unused_channel_is_harmless():
     rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
     rows[:, 2] = 0.0
     seen, weight = seen_of(rows), torch.randn(4, 8)
@@ -96,7 +96,7 @@ def test_a_channel_nobody_uses_does_no_harm():
     assert scale_D.isfinite().all() and (scale_D > 0).all()
 
 
-def test_what_is_kept_is_bounded_however_much_is_seen():
+def test_kept_rows_are_bounded():
     seen = ActivationStats(max_rows=10, max_rows_per_batch=4)
     for start in range(6):
         seen.add(torch.full((100, 3), float(start)) + torch.arange(100).unsqueeze(-1) / 1000)

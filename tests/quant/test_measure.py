@@ -1,4 +1,4 @@
-"""What the report's numbers mean, against sums written out by hand."""
+"""Metrics of the quantization report against explicit sums."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from paddock.quant.measure import MIN_KL, QuantEvalStats, update_stats
 from tests.model.networks import tokens
 
 
-def weighed(change, ids):
-    """A tally of states, and of states changed, under one head; and the divergence of each."""
-    chance = torch.Generator().manual_seed(0)
+def measured(change, ids):
+    """The metrics of original and changed hidden states under one head, and each token's KL."""
+    rng = torch.Generator().manual_seed(0)
     head = nn.Linear(16, 50, bias=False)
     with torch.no_grad():
-        head.weight.copy_(torch.randn(50, 16, generator=chance))
-    exact = torch.randn(len(ids), 16, generator=chance)
+        head.weight.copy_(torch.randn(50, 16, generator=rng))
+    exact = torch.randn(len(ids), 16, generator=rng)
     other = change(exact.clone())
     tally = QuantEvalStats()
     update_stats(
@@ -30,26 +30,26 @@ def weighed(change, ids):
     return tally.summary(), (p.exp() * (p - q)).sum(-1)
 
 
-def test_the_typical_divergence_is_not_made_by_one_token():
+def test_the_geometric_mean_kl_is_not_dominated_by_one_token():
     ids = tuple(tokens(300).tolist())
 
     def shaken(x):
         x += 1e-3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
-        x[7] += 5.0  # another expert was chosen here
+        x[7] += 5.0  # another expert was selected here
         return x
 
-    found, apart = weighed(shaken, ids)
-    assert found["kl_mean"] == pytest.approx(float(apart.mean()), rel=1e-6)
-    assert found["kl_geometric_mean"] == pytest.approx(float(apart.log().mean().exp()), rel=1e-6)
+    found, kl_T = measured(shaken, ids)
+    assert found["kl_mean"] == pytest.approx(float(kl_T.mean()), rel=1e-6)
+    assert found["kl_geometric_mean"] == pytest.approx(float(kl_T.log().mean().exp()), rel=1e-6)
     assert found["kl_mean"] > 100 * found["kl_geometric_mean"]
     assert found["kl_by_position"] == {
-        "128": pytest.approx(float(apart[:128].mean())),
-        "512": pytest.approx(float(apart[128:].mean())),
+        "128": pytest.approx(float(kl_T[:128].mean())),
+        "512": pytest.approx(float(kl_T[128:].mean())),
     }
 
 
-def test_opinions_that_do_not_differ_are_not_apart():
-    found, _ = weighed(lambda x: x, tuple(tokens(20).tolist()))
+def test_identical_distributions_have_zero_divergence():
+    found, _ = measured(lambda x: x, tuple(tokens(20).tolist()))
     assert found["kl_mean"] == 0
     assert found["kl_geometric_mean"] == pytest.approx(MIN_KL)
     assert found["nll"][0] == found["nll"][1]
@@ -57,10 +57,10 @@ def test_opinions_that_do_not_differ_are_not_apart():
     assert found["tokens"] == 19
 
 
-def test_divergences_too_small_for_float32_are_told_apart():
+def test_divergences_below_float32_precision_are_resolved():
     def shaken(x):
         return x + 1e-5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
 
-    found, apart = weighed(shaken, tuple(tokens(100).tolist()))
-    assert float(apart.mean()) < 1e-8
-    assert found["kl_mean"] == pytest.approx(float(apart.mean()), rel=1e-3)
+    found, kl_T = measured(shaken, tuple(tokens(100).tolist()))
+    assert float(kl_T.mean()) < 1e-8
+    assert found["kl_mean"] == pytest.approx(float(kl_T.mean()), rel=1e-3)

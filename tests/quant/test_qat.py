@@ -6,16 +6,16 @@ from paddock.quant import RECIPES, quantize_folder
 from paddock.quant.qat import fake_quantize, int4, int4_group32
 from paddock.quant.w4a8 import QuantizationArgs, quantize
 from paddock.train.master_weights import MasterWeights
-from tests.quant.texts import network
+from tests.quant.tiny import network
 
 
-def test_experts_alone_are_rounded_and_not_those_of_the_mtp_layer():
+def test_only_experts_outside_mtp_are_fake_quantized():
     for name, parameter in network().named_parameters():
         rounded = int4(name, parameter) is not parameter
         assert rounded == (".mlp.experts." in name and name.startswith("layers.")), name
 
 
-def test_the_gradient_goes_straight_through():
+def test_the_gradient_is_straight_through():
     weight = torch.randn(5, 32, requires_grad=True)
     above = torch.randn(5, 32)
     found = fake_quantize(weight, QuantizationArgs(bits=4, group_size=32))
@@ -27,9 +27,9 @@ def test_the_gradient_goes_straight_through():
     assert torch.equal(int4_group32("layers.0.mlp.experts.down", weight), found)
 
 
-def test_exported_integers_are_the_trained_ones_to_the_bit(tmp_path):
-    """Trained through train's own seam; saved, quantized, loaded; compared with what the network
-    computed with in its last step."""
+def test_exported_integers_equal_the_trained_ones(tmp_path):
+    """Train with fake quantization, save, quantize and load; compare with the weights that the last
+    step computed with."""
     trained = network()
     weights = MasterWeights(trained, fake_quant=int4)
     optimizer = torch.optim.SGD(list(weights.master.values()), lr=0.05)
@@ -43,7 +43,7 @@ def test_exported_integers_are_the_trained_ones_to_the_bit(tmp_path):
     quantize_folder(tmp_path / "trained", tmp_path / "exported", RECIPES["qat"])
     exported = load_pretrained(tmp_path / "exported")
     before = network()
-    for layer, plain, born in zip(exported.layers, trained.layers, before.layers, strict=True):
+    for layer, plain, initial in zip(exported.layers, trained.layers, before.layers, strict=True):
         experts = getattr(layer.mlp, "experts", None)
         if experts is None:
             continue
@@ -51,5 +51,5 @@ def test_exported_integers_are_the_trained_ones_to_the_bit(tmp_path):
             integer = unpack_halves(getattr(experts, name))
             served = integer.float() * getattr(experts, f"{name}_scale")
             assert torch.equal(served, getattr(plain.mlp.experts, name))
-            untrained = quantize(getattr(born.mlp.experts, name), QuantizationArgs())
-            assert not torch.equal(integer, untrained.integer_XFD)  # it did learn
+            untrained = quantize(getattr(initial.mlp.experts, name), QuantizationArgs())
+            assert not torch.equal(integer, untrained.integer_XFD)  # it was trained

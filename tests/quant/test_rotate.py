@@ -9,7 +9,7 @@ from paddock.model import AttentionMetadata, AuxRequest
 from paddock.quant import rotate
 from paddock.quant.rotate import Rotation
 from paddock.quant.w4a8 import QuantError
-from tests.model.networks import born, grouped_config, latent_config, tokens
+from tests.model.networks import build_network, grouped_config, latent_config, tokens
 
 SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
 NO_Q_RANK = {"heads": 4, "q_rank": None, "kv_rank": 16, "nope": 8, "rope": 4, "value": 10}
@@ -35,7 +35,7 @@ NETWORKS = {
 
 
 @given(st.integers(1, 100), st.integers(0, 1000))
-def test_a_turn_is_orthonormal_at_every_size(size, seed):
+def test_a_rotation_is_orthonormal_at_every_size(size, seed):
     turn = Rotation.random(size, torch.Generator().manual_seed(seed))
     matrix = turn.apply(torch.eye(size, dtype=torch.float64))
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64))
@@ -44,24 +44,24 @@ def test_a_turn_is_orthonormal_at_every_size(size, seed):
 
 
 @pytest.mark.parametrize("size", [96, 6144, 2048, 56])
-def test_a_turn_spreads_one_large_channel_over_all(size):
+def test_a_rotation_spreads_one_outlier_channel_over_all(size):
     x = torch.zeros(size)
     x[3] = 1000.0
-    turned = Rotation.random(size, torch.Generator().manual_seed(0)).apply(x)
-    assert float(turned.abs().max()) < 1000.0 * 2 * size**-0.5
+    rotated = Rotation.random(size, torch.Generator().manual_seed(0)).apply(x)
+    assert float(rotated.abs().max()) < 1000.0 * 2 * size**-0.5
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_a_turned_network_says_the_same(name):
-    plain = born(NETWORKS[name])
-    turned = rotate(copy.deepcopy(plain), seed=5)
+def test_a_rotated_network_has_the_same_logits(name):
+    plain = build_network(NETWORKS[name])
+    rotated = rotate(copy.deepcopy(plain), seed=5)
     token_T, layout = tokens(60), AttentionMetadata.packed([40, 20])
     before, after = (
-        n(token_T, layout, aux=AuxRequest(routing_and_topk=True)) for n in (plain, turned)
+        n(token_T, layout, aux=AuxRequest(routing_and_topk=True)) for n in (plain, rotated)
     )
     torch.testing.assert_close(
-        turned.head(after.hidden_TD), plain.head(before.hidden_TD), atol=1e-4, rtol=0
+        rotated.head(after.hidden_TD), plain.head(before.hidden_TD), atol=1e-4, rtol=0
     )
     for one, other in zip(before.aux, after.aux, strict=True):
         if one.selection is not None:
@@ -72,49 +72,53 @@ def test_a_turned_network_says_the_same(name):
         return
     ahead = [
         list(n.mtp_forward(out.hidden_TD, token_T, n.make_context(layout), 3))
-        for n, out in ((plain, before), (turned, after))
+        for n, out in ((plain, before), (rotated, after))
     ]
     for (one_TD, _), (other_TD, _) in zip(*ahead, strict=True):
-        torch.testing.assert_close(turned.head(other_TD), plain.head(one_TD), atol=1e-4, rtol=0)
+        torch.testing.assert_close(rotated.head(other_TD), plain.head(one_TD), atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
-def test_turning_moves_every_kind_of_weight():
-    """No weight that should be turned is forgotten, and no rope row is touched."""
-    plain = born(latent_config())
-    turned = rotate(copy.deepcopy(plain))
-    layer, moved = plain.layers[1], turned.layers[1]
+def test_rotation_changes_every_kind_of_weight():
+    """Every weight that must be rotated is, and no rope row is changed."""
+    plain = build_network(latent_config())
+    rotated = rotate(copy.deepcopy(plain))
+    layer, moved = plain.layers[1], rotated.layers[1]
     rank = plain.config.mla.kv_rank
     norm = layer.attention_norm.weight
-    # The rope rows of kv_a write what is rotated by position: turned on the reading side alone.
+    # The rope rows of kv_a are rotated by position: only their input side is rotated here.
     rows = layer.attention.kv_a.weight[rank:] * norm
     gram = rows @ rows.T
     found = moved.attention.kv_a.weight[rank:]
     torch.testing.assert_close(found @ found.T, gram)
-    assert torch.equal(turned.mtp.join.weight, plain.mtp.join.weight)
+    assert torch.equal(rotated.mtp.join.weight, plain.mtp.join.weight)
     for name in ("q_a", "kv_a", "kv_b", "o", "q_b", "indexer.query", "indexer.key"):
         one = layer.attention.get_submodule(name).weight
         assert not torch.allclose(one, moved.attention.get_submodule(name).weight, atol=1e-3), name
 
 
-def test_the_same_seed_turns_the_same_way():
-    one, other, third = (rotate(born(latent_config()), seed).embed.weight for seed in (0, 0, 1))
+def test_the_same_seed_gives_the_same_rotation():
+    one, other, third = (
+        rotate(build_network(latent_config()), seed).embed.weight for seed in (0, 0, 1)
+    )
     assert torch.equal(one, other)
     assert not torch.equal(one, third)
 
 
 @torch.no_grad()
-def test_a_silenced_channel_leaves_the_trunk_exact_and_drafts_finite():
-    plain = born(latent_config())
+def test_a_zeroed_channel_keeps_the_trunk_exact_and_drafts_finite():
+    plain = build_network(latent_config())
     plain.norm.weight[3] = 0.0
-    turned = rotate(copy.deepcopy(plain))
+    rotated = rotate(copy.deepcopy(plain))
     token_T, layout = tokens(30), AttentionMetadata.packed([30])
-    out = turned(token_T, layout)
-    torch.testing.assert_close(turned.head(out.hidden_TD), plain.logits(token_T), atol=1e-4, rtol=0)
-    ((state_TD, _),) = turned.mtp_forward(out.hidden_TD, token_T, turned.make_context(layout), 1)
+    out = rotated(token_T, layout)
+    torch.testing.assert_close(
+        rotated.head(out.hidden_TD), plain.logits(token_T), atol=1e-4, rtol=0
+    )
+    ((state_TD, _),) = rotated.mtp_forward(out.hidden_TD, token_T, rotated.make_context(layout), 1)
     assert state_TD.isfinite().all()
 
 
-def test_recurrent_layers_are_refused():
+def test_recurrent_layers_are_rejected():
     with pytest.raises(QuantError, match="'gdn' layers cannot be rotated"):
-        rotate(born(grouped_config("gdn")))
+        rotate(build_network(grouped_config("gdn")))

@@ -1,4 +1,4 @@
-"""Folders quantized, read again, served, interrupted and refused."""
+"""Quantizing folders: results, loading, serving, interruption and resuming."""
 
 import json
 import subprocess
@@ -18,9 +18,9 @@ from paddock.quant import run as running
 from paddock.quant.quantized_layers import QuantizedExperts, QuantizedLinear
 from paddock.quant.rotate import RotatedMTP
 from paddock.quant.w4a8 import QuantizationArgs, quantize
-from tests.engine.nets import engine, greedy, prompts
-from tests.model.networks import born, grouped_config, tokens
-from tests.quant.texts import QUICK, folder_of, network, simulated, text
+from tests.engine.networks import engine, greedy, prompts
+from tests.model.networks import build_network, grouped_config, tokens
+from tests.quant.tiny import QUICK, folder_of, network, simulated, text
 
 SHARED = {"heads": 2, "dim": 8, "topk": 8, "layers": ("full", "shared", "full", "shared")}
 
@@ -29,7 +29,7 @@ def contents(folder):
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
 
 
-def test_every_module_meets_its_fate(target):
+def test_every_module_is_stored_as_planned(target):
     found = load_pretrained(target)
     layer = found.layers[1]
     integers = {
@@ -41,30 +41,30 @@ def test_every_module_meets_its_fate(target):
     shared = {f"mlp.shared.{name}" for name in ("gate", "up", "down")}
     assert integers == attention | shared | {"mlp.experts"}
     assert layer.mlp.experts.gate_up.dtype == torch.int8
-    assert layer.mlp.experts.gate_up.shape == (6, 32, 16)  # two to a byte
+    assert layer.mlp.experts.gate_up.shape == (6, 32, 16)  # two per byte
     assert isinstance(found.mtp, RotatedMTP)
     assert not any(isinstance(m, QuantizedLinear | QuantizedExperts) for m in found.mtp.modules())
 
 
-def test_integers_compute_what_a_rounding_network_computes(source, tmp_path):
-    """Against a float64 network that rounds the same weights and multiplies plain numbers."""
+def test_integers_match_a_fake_quantized_network(source, tmp_path):
+    """Against a fake-quantized float64 network with the same weights."""
     quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
     found, fake = load_pretrained(tmp_path / "q"), simulated(network(), RECIPES["rtn"])
     with torch.no_grad():
         logits, wanted = found.logits(tokens(60)), fake.logits(tokens(60))
         exact = load_pretrained(source).logits(tokens(60))
-    assert share_of_rows(logits, wanted, within=2e-4) >= 0.9
-    assert share_of_rows(logits, exact, within=1e-2) < 0.1  # and rounding is visible at all
+    assert matching_fraction(logits, wanted, within=2e-4) >= 0.9
+    assert matching_fraction(logits, exact, within=1e-2) < 0.1  # and rounding has an effect
 
 
-def share_of_rows(found, wanted, *, within):
-    """How many tokens' logits agree. Not all must: a sum that rounds another way may move an
-    activation that lies between two integers, and with it everything behind."""
+def matching_fraction(found, wanted, *, within):
+    """Fraction of tokens whose logits agree. Not all must: another rounding of a sum may move an
+    activation to the next integer, and with it everything after it."""
     return float(((found - wanted).abs().amax(-1) <= within).float().mean())
 
 
-def test_the_whole_recipe_computes_what_a_rounding_network_computes(target):
-    """The same for turned and smoothed weights: those that are stored, multiplied out."""
+def test_rotated_and_smoothed_integers_match_a_fake_quantized_network(target):
+    """The same for rotated and smoothed weights: the stored ones, dequantized."""
     found = load_pretrained(target)
     with torch.no_grad():
         for block in found.layers:
@@ -81,29 +81,29 @@ def rounded(x):
 
 
 @pytest.mark.parametrize("drafts", [0, 2])
-def test_the_engine_says_what_a_rounding_network_says(source, tmp_path, drafts):
-    """Drafts or not: replies and scores are those of the float64 network."""
+def test_engine_replies_match_a_fake_quantized_network(source, tmp_path, drafts):
+    """With and without drafts, replies and log-probabilities match the float64 network."""
     quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
     found, fake = load_pretrained(tmp_path / "q"), simulated(network(), RECIPES["rtn"])
-    asked = prompts(4, longest=30)
+    prompt_list = prompts(4, longest=30)
     with engine(found, num_speculative_tokens=drafts) as serving:
-        answers = serving.generate_outputs([greedy(prompt, 8) for prompt in asked])
+        answers = serving.generate_outputs([greedy(prompt, 8) for prompt in prompt_list])
         assert serving.audit() == []
     agreed = []
-    for prompt, answer in zip(asked, answers, strict=True):
-        said = answer.completion.token_ids
+    for prompt, answer in zip(prompt_list, answers, strict=True):
+        reply_ids = answer.completion.token_ids
         with torch.no_grad():
-            logits = fake.logits(prompt + said)[len(prompt) - 1 : -1]
-        token = torch.tensor(said).unsqueeze(1)
+            logits = fake.logits(prompt + reply_ids)[len(prompt) - 1 : -1]
+        token = torch.tensor(reply_ids).unsqueeze(1)
         best = logits.gather(1, token).squeeze(1) > logits.amax(-1) - 1e-3
         wanted = logits.log_softmax(-1).gather(1, token).squeeze(1)
         agreed.append(best & ((torch.tensor(answer.completion.logprobs) - wanted).abs() < 1e-3))
-    assert torch.cat(agreed).float().mean() >= 0.9  # see share_of_rows
+    assert torch.cat(agreed).float().mean() >= 0.9  # see matching_fraction
 
 
 @torch.no_grad()
-def test_the_engine_drafts_behind_a_turned_trunk(source, target):
-    """Drafts are as good as the plain network's: their logits are nearly its own."""
+def test_the_engine_drafts_with_a_rotated_trunk(source, target):
+    """Drafts are accepted as often as those of the original network."""
     plain, found = load_pretrained(source), load_pretrained(target)
     token_T, layout = tokens(40), AttentionMetadata.packed([40])
     states = []
@@ -111,18 +111,18 @@ def test_the_engine_drafts_behind_a_turned_trunk(source, target):
         hidden_TD = one(token_T, layout).hidden_TD
         ((state_TD, _),) = one.mtp_forward(hidden_TD, token_T, one.make_context(layout), 1)
         states.append(one.head(state_TD))
-    apart = float((states[1] - states[0]).norm() / states[0].norm())
-    assert apart < 0.5, "a draft in the wrong basis would be all noise"
+    draft_error = float((states[1] - states[0]).norm() / states[0].norm())
+    assert draft_error < 0.5, "a draft in the wrong basis would be all noise"
     with engine(found, num_speculative_tokens=2) as serving:
         (answer,) = serving.generate_outputs([greedy(tuple(token_T.tolist()), 8)])
         assert len(answer.completion.token_ids) == 8
         assert (
             "model.embed_tokens.weight" in EngineWeightUpdater(serving).checksums()
-        )  # as a server asks
+        )  # as a server requests it
 
 
-def nats_of(network):
-    """Of the held-out text, the plain way."""
+def nll_of(network):
+    """Mean NLL of the held-out text, computed directly."""
     nats, count = 0.0, 0
     for passage in text():
         if passage.purpose == "validation":
@@ -135,7 +135,7 @@ def nats_of(network):
 
 def test_the_report_measures_both_networks(source, target):
     report = json.loads((target / "quantization.json").read_text())
-    found = [nats_of(load_pretrained(folder)) for folder in (source, target)]
+    found = [nll_of(load_pretrained(folder)) for folder in (source, target)]
     assert report["nll"] == pytest.approx(found, abs=5e-3)
     assert abs(found[0] - found[1]) > 2e-2
     assert report["tokens"] == 2 * 39
@@ -145,13 +145,13 @@ def test_the_report_measures_both_networks(source, target):
     assert report["bytes"][1] < 0.6 * report["bytes"][0]
 
 
-def test_the_library_reads_what_was_written(target):
-    """compressed-tensors finds the scheme of every module and multiplies out our weights."""
+def test_compressed_tensors_reads_the_folder(target):
+    """compressed-tensors finds the scheme of every module and dequantizes our weights."""
     from compressed_tensors.compressors.base import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
-    said = json.loads((target / "config.json").read_text())["quantization_config"]
-    config = QuantizationConfig.model_validate(said)
+    written = json.loads((target / "config.json").read_text())["quantization_config"]
+    config = QuantizationConfig.model_validate(written)
     assert config.format == "mixed-precision"
     stored = {}
     for file in target.glob("*.safetensors"):
@@ -183,10 +183,10 @@ def up_of(experts, expert):
 
 
 def test_transformers_serves_a_quantized_llama(tmp_path):
-    """The library's own way in, end to end: no experts, so that all it needs is there."""
+    """Loading through transformers end to end; without experts, which it does not support."""
     from transformers import AutoModelForCausalLM
 
-    llama = born(
+    llama = build_network(
         grouped_config("gqa", "gqa", family="llama", gqa={"heads": 4, "kv_heads": 2, "dim": 8})
     )
     source = folder_of(llama, tmp_path / "llama")
@@ -202,12 +202,12 @@ def test_transformers_serves_a_quantized_llama(tmp_path):
 
 
 @pytest.mark.parametrize("stopped_at", ["layer 0: smoothing", "layer 2: quantizing", "head"])
-def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, target, stopped_at, tmp_path):
+def test_a_killed_run_resumes_to_the_same_bytes(source, target, stopped_at, tmp_path):
     class Killed(Exception):
         pass
 
-    def kill(moment):
-        if moment.what == stopped_at:
+    def kill(progress):
+        if progress.what == stopped_at:
             raise Killed
 
     with pytest.raises(Killed):
@@ -219,14 +219,12 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(source, target, stopped
     )
     assert contents(tmp_path / "q") == contents(target)
     if stopped_at == "layer 2: integers":
-        assert seen[0] == "layer 2: reading weights"  # what was done is not done again
+        assert seen[0] == "layer 2: reading weights"  # finished work is not repeated
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
 
 
 @pytest.mark.parametrize("step", ["rmtree", "unlink"])
-def test_a_run_that_was_killed_while_it_tidied_up_loses_nothing(
-    source, target, step, tmp_path, monkeypatch
-):
+def test_a_run_killed_during_cleanup_loses_nothing(source, target, step, tmp_path, monkeypatch):
     owner = {"rmtree": layer_quantizer.shutil, "unlink": layer_quantizer.Path}[step]
     done, tidied = getattr(owner, step), ("streams", "progress.json")
 
@@ -249,8 +247,8 @@ def test_a_run_that_was_killed_while_it_tidied_up_loses_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
 
 
-def test_a_disk_that_is_full_stops_it_until_there_is_room(source, target, tmp_path, monkeypatch):
-    """Though states are written while the next ones are computed."""
+def test_a_full_disk_stops_the_run_and_it_resumes_later(source, target, tmp_path, monkeypatch):
+    """States are written while the next ones are computed."""
     calls, saved = [], streaming.save_file
 
     def full(tensors, file):
@@ -267,8 +265,8 @@ def test_a_disk_that_is_full_stops_it_until_there_is_room(source, target, tmp_pa
     assert contents(tmp_path / "q") == contents(target)
 
 
-def test_done_is_done(source, target):
-    """Called again with the same plan it says what it said, and writes nothing."""
+def test_a_finished_run_is_not_repeated(source, target):
+    """A second call with the same settings returns the same report and writes nothing."""
     before = {file.name: file.stat().st_mtime_ns for file in target.iterdir()}
     seen = []
     report = quantize_folder(source, target, QUICK, passages=text(), on_progress=seen.append)
@@ -277,7 +275,7 @@ def test_done_is_done(source, target):
     assert {file.name: file.stat().st_mtime_ns for file in target.iterdir()} == before
 
 
-def test_the_folder_keeps_its_recipe(target):
+def test_the_folder_keeps_its_settings(target):
     assert resolve(QuantSettings, load_recipe(target / "recipe.toml")) == QUICK
 
 
@@ -292,34 +290,34 @@ def test_only_one_layer_is_ever_in_memory(source, tmp_path, monkeypatch):
         def __del__(self):
             alive.pop()
 
-    most = []
+    alive_counts = []
     monkeypatch.setattr(running, "DecoderLayer", Counted)
     quantize_folder(
         source,
         tmp_path / "q",
         QUICK,
         passages=text(),
-        on_progress=lambda _: most.append(len(alive)),
+        on_progress=lambda _: alive_counts.append(len(alive)),
     )
-    assert max(most) <= 1
+    assert max(alive_counts) <= 1
 
 
-def test_the_source_is_never_touched(source, tmp_path):
+def test_the_source_is_never_modified(source, tmp_path):
     before = contents(source)
     quantize_folder(source, tmp_path / "q", RECIPES["rtn"])
     assert contents(source) == before
     assert (tmp_path / "q" / "tokenizer.json").read_text() == "{}"
 
 
-def test_layers_that_share_an_indexer_are_given_its_choice(tmp_path):
+def test_layers_that_share_an_indexer_use_its_selection(tmp_path):
     shared = network(indexer=SHARED)
     source = folder_of(shared, tmp_path / "shared")
     report = quantize_folder(source, tmp_path / "q", QUICK, passages=text())
-    found = [nats_of(shared), nats_of(load_pretrained(tmp_path / "q"))]
+    found = [nll_of(shared), nll_of(load_pretrained(tmp_path / "q"))]
     assert report["nll"] == pytest.approx(found, abs=5e-3)
 
 
-def test_groups_are_stored_and_read(source, tmp_path):
+def test_group_scales_round_trip(source, tmp_path):
     settings = RECIPES["rtn"].model_copy(update={"expert_group_size": 8})
     quantize_folder(source, tmp_path / "q", settings)
     experts = load_pretrained(tmp_path / "q").layers[1].mlp.experts
@@ -329,13 +327,13 @@ def test_groups_are_stored_and_read(source, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", [QUICK, RECIPES["rtn"]])
-def test_a_head_that_is_the_embedding_is_read_again(recipe, tmp_path):
+def test_a_tied_head_round_trips(recipe, tmp_path):
     tied = network(tied=True)
     source = folder_of(tied, tmp_path / "tied")
     report = quantize_folder(source, tmp_path / "q", recipe, passages=text())
     found = load_pretrained(tmp_path / "q")
     assert found.config.tied is not recipe.rotate
-    assert report["nll"] == pytest.approx([nats_of(tied), nats_of(found)], abs=5e-3)
+    assert report["nll"] == pytest.approx([nll_of(tied), nll_of(found)], abs=5e-3)
 
 
 def test_bfloat16_stays_bfloat16(tmp_path):
@@ -349,7 +347,7 @@ def test_bfloat16_stays_bfloat16(tmp_path):
     assert hidden.dtype == torch.bfloat16 and hidden.isfinite().all()
 
 
-def test_a_process_that_only_serves_reads_integers(tmp_path):
+def test_a_serving_process_loads_integers(tmp_path):
     source = folder_of(network(), tmp_path / "source")
     target = tmp_path / "target"
     quantize_folder(source, target, RECIPES["rtn"])

@@ -19,7 +19,7 @@ def matrix(rows=6, columns=64, seed=0):
         QuantizationArgs(group_size=16, bits=8),
     ],
 )
-def test_a_number_is_never_further_than_half_a_step_away(grid):
+def test_the_rounding_error_is_at_most_half_a_step(grid):
     weight = matrix()
     found = quantize(weight, grid)
     assert int(found.integer_XFD.abs().max()) == grid.qmax
@@ -52,16 +52,16 @@ def test_refining_never_hurts_any_group_and_helps_most(group):
 
 
 @pytest.mark.parametrize("group", [None, 16])
-def test_refining_for_rows_brings_their_outputs_closer(group):
-    """Rows that lean one way, as activations do: small errors of weights may add up there."""
-    chance = torch.Generator().manual_seed(0)
-    weight, rows = matrix(rows=48), torch.randn(200, 64, generator=chance)
+def test_refining_with_rows_reduces_their_output_error(group):
+    """Rows with a nonzero mean, like activations: small weight errors may add up."""
+    rng = torch.Generator().manual_seed(0)
+    weight, rows = matrix(rows=48), torch.randn(200, 64, generator=rng)
     rows += 4 * weight[0]
     grid = QuantizationArgs(group_size=group, ssz_iterations=20)
     by_rows = quantize(weight, grid, rows)
 
     def errors(found):
-        """Of each group's outputs."""
+        """The output error of each group."""
         columns = group or 64
         gap = (found.dequantized_XFD - weight).unflatten(-1, (-1, columns))
         seen = rows.unflatten(-1, (-1, columns))
@@ -74,7 +74,7 @@ def test_refining_for_rows_brings_their_outputs_closer(group):
 
 
 def test_scaling_a_row_scales_its_scale_alone():
-    """Why the maps before a smoothed one need not be looked at."""
+    """So the linear layers before a smoothed one need not be checked."""
     weight, factor = matrix(), 2.0 ** torch.tensor([[1.0], [3.0], [-2.0], [0.0], [5.0], [-4.0]])
     one, other = (
         quantize(w, QuantizationArgs(ssz_iterations=5)) for w in (weight, weight * factor)
@@ -89,11 +89,11 @@ def test_columns_must_be_whole_groups():
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**16))
-def test_words_hold_what_the_compressed_tensors_library_reads(rows, columns, seed):
+def test_packed_words_match_compressed_tensors(rows, columns, seed):
     from compressed_tensors.compressors.pack_quantized import helpers
 
-    chance = torch.Generator().manual_seed(seed)
-    integer = torch.randint(-8, 8, (rows, columns), generator=chance).to(torch.int8)
+    rng = torch.Generator().manual_seed(seed)
+    integer = torch.randint(-8, 8, (rows, columns), generator=rng).to(torch.int8)
     words = pack_words(integer)
     assert torch.equal(words, helpers.pack_to_int32(integer, 4))
     assert torch.equal(unpack_words(words, columns), integer)

@@ -6,7 +6,7 @@ import numpy as np
 
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.records import SamplingParams, Trajectory, Turn, Verdict
-from tests.model.networks import VOCAB, born, latent_config
+from tests.model.networks import VOCAB, build_network, latent_config
 
 
 def network(seed=0, **changes):
@@ -17,7 +17,7 @@ def network(seed=0, **changes):
         "indexer": {"heads": 2, "dim": 8, "topk": 8, "layers": ("full",) * 2},
         "init": {"std": 0.1},
     }
-    return born(latent_config(**(two | changes)), seed)
+    return build_network(latent_config(**(two | changes)), seed)
 
 
 def engine_for(net, version=0, **settings):

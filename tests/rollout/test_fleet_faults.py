@@ -21,7 +21,7 @@ from paddock.rollout.client import (
 )
 from paddock.rollout.continuation import can_continue, concat_completions, continuation_request
 from paddock.rollout.replica_pool import Replica, ReplicaPool
-from tests.model.networks import born, latent_config
+from tests.model.networks import build_network, latent_config
 from tests.rollout.test_fleet import QUICK, Fake, ask, expected, gathered, replicas
 
 
@@ -150,7 +150,7 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
     """Three engines, sessions of several turns: what could be cached is found."""
 
     async def run():
-        network = born(latent_config())
+        network = build_network(latent_config())
         settings = EngineSettings(
             page_size=1, kv_cache_bytes=1 << 22, context_length=128, stop_token_ids=()
         )

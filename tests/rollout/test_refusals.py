@@ -19,8 +19,8 @@ from paddock.engine import (
 from paddock.rollout.client import EngineUnavailableError, InProcessClient
 from paddock.rollout.replica_pool import Replica, ReplicaPool
 from paddock.rollout.task_health import RunAbortedError
-from tests.engine.nets import engine, greedy, network
-from tests.model.networks import born, latent_config
+from tests.engine.networks import engine, greedy, network
+from tests.model.networks import build_network, latent_config
 from tests.rollout.test_fleet import QUICK, SAMPLING, Fake, ask, replicas
 
 
@@ -52,7 +52,11 @@ def test_a_full_engine_may_be_asked_again_and_what_is_too_long_may_not():
 def test_a_replica_that_was_only_paused_is_asked_under_another_id():
     """Its thread stands still, so that the abort of the first request is not heard either."""
     settings = EngineSettings(kv_cache_bytes=1 << 22, context_length=128, stop_token_ids=())
-    engine, stands, goes_on = Engine(born(latent_config()), None, settings), Event(), Event()
+    engine, stands, goes_on = (
+        Engine(build_network(latent_config()), None, settings),
+        Event(),
+        Event(),
+    )
 
     def stand_still(_network):
         stands.set()
@@ -120,11 +124,11 @@ def test_what_an_engine_does_not_take_now_is_asked_again(refused):
                 engine.resume()
             return await asking
 
-    with Engine(born(latent_config()), None, settings) as engine:
+    with Engine(build_network(latent_config()), None, settings) as engine:
         answer = asyncio.run(run(engine, 60.0, free=True))
         assert len(answer.completion.token_ids) == 20
     with (
-        Engine(born(latent_config()), None, settings) as engine,
+        Engine(build_network(latent_config()), None, settings) as engine,
         pytest.raises(EngineUnavailableError),
     ):
         asyncio.run(run(engine, 0.1, free=False))

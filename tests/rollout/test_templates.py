@@ -14,7 +14,7 @@ from paddock.text.gguf import tokenizer_from_gguf
 from paddock.text.prefix_check import SessionPattern, find_prefix_change
 from tests.rollout.engines import SPEC, completion, renderer, tokenizer
 from tests.rollout.talks import JUDGED, ids_of, say, user
-from tests.text.test_folder import CHATML
+from tests.text.test_chat_template_renderer import CHATML
 from tests.text.tiny_gguf import write_gguf
 
 

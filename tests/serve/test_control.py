@@ -6,7 +6,7 @@ import time
 import pytest
 
 from paddock.serve.load_balancer import rendezvous_order
-from tests.engine.nets import frozen_once_begun
+from tests.engine.networks import paused_once_started
 from tests.patience import until
 from tests.serve.live import serving
 
@@ -38,7 +38,7 @@ def running(live, count=1):
 
 
 def test_abort_by_name(live):
-    with frozen_once_begun(live.engines[0]):
+    with paused_once_started(live.engines[0]):
         asking = Asking(live, SLOW | {"rid": "doomed"})
         running(live)
         assert live.post("/abort_request", {"rid": "someone else"}).json()["aborted"] == 0
@@ -61,7 +61,7 @@ def test_a_request_that_is_aborted_before_it_was_read_has_no_scores(live):
 
 def test_abort_of_all_replies_to_one_request(live):
     body = SLOW | {"rid": "many", "sampling_params": SLOW["sampling_params"] | {"n": 3}}
-    with frozen_once_begun(live.engines[0], 3):
+    with paused_once_started(live.engines[0], 3):
         asking = Asking(live, body)
         running(live, 3)
         assert live.post("/abort_request", {"rid": "many"}).json()["aborted"] == 3
@@ -71,7 +71,7 @@ def test_abort_of_all_replies_to_one_request(live):
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_pause_and_continue(live, mode):
     (engine,) = live.engines
-    with frozen_once_begun(engine):
+    with paused_once_started(engine):
         asking = Asking(live, SLOW)
         running(live)
         assert live.post("/pause_generation", {"mode": mode}).json()["status"] == "ok"
@@ -98,7 +98,7 @@ def test_the_cache_is_flushed_once_nothing_uses_it(live):
     long = {"input_ids": list(range(20, 60)), "sampling_params": {"max_new_tokens": 1}}
     live.post("/generate", long)
     assert live.post("/generate", long).json()["meta_info"]["cached_tokens"] == 32
-    with frozen_once_begun(live.engines[0]):
+    with paused_once_started(live.engines[0]):
         asking = Asking(live, SLOW)
         running(live)
         busy = live.get("/flush_cache")

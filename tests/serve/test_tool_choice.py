@@ -17,7 +17,7 @@ from paddock.text import SpecialToken, Tokenizer
 from paddock.text.gguf import tokenizer_from_gguf
 from tests.model.networks import grouped_config
 from tests.serve.live import serving
-from tests.text.test_folder import CHATML
+from tests.text.test_chat_template_renderer import CHATML
 from tests.text.tiny_gguf import write_gguf
 
 pytest.importorskip("xgrammar", reason="the extra 'grammar' is not installed")

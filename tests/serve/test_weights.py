@@ -18,7 +18,7 @@ from paddock.checkpoint.weight_sync import (
     weight_digests,
 )
 from paddock.engine import EngineWeightUpdater
-from tests.engine.nets import frozen_once_begun
+from tests.engine.networks import paused_once_started
 from tests.patience import until
 from tests.serve.live import serving
 from tests.serve.test_peers import free_port
@@ -97,7 +97,7 @@ def test_weights_change_under_a_running_request(live, folder):
         target=lambda: found.update(live.post("/generate", slow | {"routed_dp_rank": 0}).json())
     )
     body = {"serialized_named_tensors": [parcel(other(folder))], "weight_version": "8"}
-    with frozen_once_begun(live.engines[0]):
+    with paused_once_started(live.engines[0]):
         thread.start()
         until(lambda: live.engines[0].stats().running)
         assert live.post("/update_weights_from_tensor", body).json()["num_paused_requests"] == 1

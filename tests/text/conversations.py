@@ -1,4 +1,4 @@
-"""Conversations as clients send them, made up by chance: every shape that is allowed."""
+"""Random conversations as clients send them, in every allowed shape."""
 
 import json
 
@@ -37,99 +37,97 @@ TOOLS = [
 ]
 
 
-def text(chance, words=WORDS, most=5):
-    gap = chance.choice(["", " ", "\n"])
-    return gap.join(chance.choices(words, k=chance.randint(0, most)))
+def text(rng, words=WORDS, max_words=5):
+    gap = rng.choice(["", " ", "\n"])
+    return gap.join(rng.choices(words, k=rng.randint(0, max_words)))
 
 
-def value(chance, words=WORDS, depth=0):
+def value(rng, words=WORDS, depth=0):
     """A JSON value, nested up to three levels."""
     kinds = ["text", "int", "float", "bool", "null"] + ["list", "dict"] * (depth < 3)
-    match chance.choice(kinds):
+    match rng.choice(kinds):
         case "text":
-            return text(chance, words)
+            return text(rng, words)
         case "int":
-            return chance.randint(-(10**12), 10**12)
+            return rng.randint(-(10**12), 10**12)
         case "float":
-            return chance.choice([0.5, -1e-7, 3e20, 2.0])
+            return rng.choice([0.5, -1e-7, 3e20, 2.0])
         case "bool":
-            return chance.random() < 0.5
+            return rng.random() < 0.5
         case "null":
             return None
         case "list":
-            return [value(chance, words, depth + 1) for _ in range(chance.randint(0, 3))]
+            return [value(rng, words, depth + 1) for _ in range(rng.randint(0, 3))]
         case _:
-            keys = (text(chance, words, 2) for _ in range(chance.randint(0, 3)))
-            return {key: value(chance, words, depth + 1) for key in keys}
+            keys = (text(rng, words, 2) for _ in range(rng.randint(0, 3)))
+            return {key: value(rng, words, depth + 1) for key in keys}
 
 
-def content(chance, words=WORDS):
-    """Text, parts, null, or nothing at all."""
-    said = text(chance, words)
-    match chance.randrange(6):
+def content(rng, words=WORDS):
+    """Content as text, parts, null, or missing."""
+    body = text(rng, words)
+    match rng.randrange(6):
         case 0:
-            parts = [{"type": "text", "text": text(chance, words)} for _ in range(2)]
-            return {"content": [*parts, said]}
+            parts = [{"type": "text", "text": text(rng, words)} for _ in range(2)]
+            return {"content": [*parts, body]}
         case 1:
             return {"content": None}
         case 2:
             return {}
         case _:
-            return {"content": said}
+            return {"content": body}
 
 
-def reply(chance, number, words=WORDS):
-    message = {"role": "assistant", **content(chance, words)}
-    match chance.randrange(5):
+def reply(rng, number, words=WORDS):
+    message = {"role": "assistant", **content(rng, words)}
+    match rng.randrange(5):
         case 0:
-            message["reasoning_content"] = text(chance, words)
+            message["reasoning_content"] = text(rng, words)
         case 1 | 2:
-            message["reasoning_content"] = f"Hm. {text(chance, words)}"
-        case 3 if isinstance(message.get("content"), str) and chance.random() < 0.5:
-            opener = chance.choice(["<think>", "\n<think>\n", ""])
-            thought = text(chance, [word for word in words if "think>" not in word])
+            message["reasoning_content"] = f"Hm. {text(rng, words)}"
+        case 3 if isinstance(message.get("content"), str) and rng.random() < 0.5:
+            opener = rng.choice(["<think>", "\n<think>\n", ""])
+            thought = text(rng, [word for word in words if "think>" not in word])
             message["content"] = f"{opener}{thought}</think>{message['content']}"
     calls = []
-    for n in range(chance.choice([0, 0, 1, 1, 2, 3])):
+    for n in range(rng.choice([0, 0, 1, 1, 2, 3])):
         keys = ["city", "days", "options", "tags", "\u00fcber", "a b"]
-        given = {key: value(chance, words) for key in chance.sample(keys, chance.randint(0, 3))}
-        as_text = chance.random() < 0.5
+        given = {key: value(rng, words) for key in rng.sample(keys, rng.randint(0, 3))}
+        as_text = rng.random() < 0.5
         function = {
-            "name": chance.choice(["get_weather", "now", "ponies"]),
-            "arguments": json.dumps(given, ensure_ascii=chance.random() < 0.5)
-            if as_text
-            else given,
+            "name": rng.choice(["get_weather", "now", "ponies"]),
+            "arguments": json.dumps(given, ensure_ascii=rng.random() < 0.5) if as_text else given,
         }
         calls.append({"id": f"call_{number}_{n}", "type": "function", "function": function})
-    if calls or chance.random() < 0.1:
+    if calls or rng.random() < 0.1:
         message["tool_calls"] = calls or None
     return message
 
 
-def conversation(chance, words=WORDS):
-    """Messages in OpenAI's shape, and tools or none."""
+def conversation(rng, words=WORDS):
+    """Messages in OpenAI's format, with or without tools."""
     messages = []
-    if chance.random() < 0.4:
-        messages.append({"role": "system", **content(chance, words)})
-    for number in range(chance.randint(1, 5)):
-        if chance.random() < 0.7 or not number:
-            messages.append({"role": "user", **content(chance, words)})
-        if chance.random() < 0.05:
-            messages.append({"role": "system", **content(chance, words)})
-        if chance.random() < 0.9:
-            messages.append(reply(chance, number, words))
+    if rng.random() < 0.4:
+        messages.append({"role": "system", **content(rng, words)})
+    for number in range(rng.randint(1, 5)):
+        if rng.random() < 0.7 or not number:
+            messages.append({"role": "user", **content(rng, words)})
+        if rng.random() < 0.05:
+            messages.append({"role": "system", **content(rng, words)})
+        if rng.random() < 0.9:
+            messages.append(reply(rng, number, words))
             calls = messages[-1].get("tool_calls") or []
             results = [
-                {"role": "tool", "tool_call_id": call["id"], **content(chance, words)}
+                {"role": "tool", "tool_call_id": call["id"], **content(rng, words)}
                 for call in calls
-                if chance.random() < 0.95
+                if rng.random() < 0.95
             ]
-            chance.shuffle(results)
+            rng.shuffle(results)
             messages += results
-    tools = chance.sample(TOOLS, chance.randint(1, 3)) if chance.random() < 0.6 else None
+    tools = rng.sample(TOOLS, rng.randint(1, 3)) if rng.random() < 0.6 else None
     return messages, tools
 
 
 def without_null(messages):
-    """As published templates need it: they spell a missing content out as a word."""
+    """With empty strings for null content, which published templates would render as a word."""
     return [{**m, "content": "" if m.get("content") is None else m["content"]} for m in messages]

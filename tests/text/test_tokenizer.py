@@ -28,9 +28,9 @@ TOOLS = '\n# Tools\n\nYou may call one or more functions.\n<tools>\n{"name": "lo
 
 @cache
 def word_tokenizer():
-    chance = Random(0)
+    rng = Random(0)
     families = (make_facts, make_chain, make_knowledge, make_records)
-    texts = [family(chance) for _ in range(1000) for family in families]
+    texts = [family(rng) for _ in range(1000) for family in families]
     return train_tokenizer([*texts, *[TOOLS] * 50], vocab=1024, splitting="words")
 
 
@@ -38,17 +38,17 @@ def pieces(tokenizer, text, *, specials=False):
     return [tokenizer.id_to_token(i) for i in tokenizer.encode(text, specials=specials)]
 
 
-# --- both ways ------------------------------------------------------------------------------------
+# --- encoding and decoding ------------------------------------------------------------------------
 
 
 @given(st.text())
-def test_byte_level_gives_any_text_back(text):
+def test_byte_level_round_trips_any_text(text):
     tokenizer = byte_tokenizer()
     assert tokenizer.decode(tokenizer.encode(text, specials=False)) == text
 
 
 @given(st.text())
-def test_words_give_any_text_back_but_for_its_first_blank(text):
+def test_words_round_trip_any_text_except_its_first_space(text):
     tokenizer = word_tokenizer()
     spaced = text.replace("\u2581", " ")
     assert tokenizer.decode(tokenizer.encode(text, specials=False)) == spaced.removeprefix(" ")
@@ -62,7 +62,7 @@ def test_text_from_outside_never_yields_an_added_token(parts):
         assert tokenizer.encode_batch(["".join(parts)]) == [ids]
 
 
-def test_nor_where_added_tokens_are_pieces_of_the_model():
+def test_text_never_yields_added_tokens_that_are_model_pieces():
     inner = tokenizers.Tokenizer(models.Unigram())
     inner.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
     trainer = trainers.UnigramTrainer(
@@ -82,7 +82,7 @@ def test_nor_where_added_tokens_are_pieces_of_the_model():
     assert [tokenizer.encode(t, specials=True) for t in plain] == tokenizer.encode_batch(plain)
 
 
-def test_an_added_token_is_encoded_when_asked_for():
+def test_an_added_token_is_encoded_on_request():
     tokenizer = byte_tokenizer()
     user = tokenizer.special_token_ids[SpecialToken.USER]
     assert tokenizer.encode("<|user|>", specials=True) == [user]
@@ -94,43 +94,43 @@ def test_text_between_added_tokens_is_encoded_as_if_alone(texts):
     for tokenizer in (byte_tokenizer(), word_tokenizer()):
         middle = tokenizer.special_token_ids[SpecialToken.THINK_CLOSE]
         texts = [text for text in texts if not any(token in text for token in SpecialToken)]
-        apart = [tokenizer.encode(text, specials=False) for text in texts]
-        joined = [i for ids in apart for i in (middle, *ids)]
+        separate = [tokenizer.encode(text, specials=False) for text in texts]
+        joined = [i for ids in separate for i in (middle, *ids)]
         whole = "".join(f"</think>{text}" for text in texts)
         assert tokenizer.encode(whole, specials=True) == joined
 
 
-def test_silent_tokens_are_left_out_on_request_and_thinking_is_not():
+def test_special_tokens_are_skipped_on_request_and_thinking_is_not():
     tokenizer = byte_tokenizer()
     ids = tokenizer.encode("<|user|>hi<think>so</think>", specials=True)
     assert tokenizer.decode(ids) == "<|user|>hi<think>so</think>"
     assert tokenizer.decode(ids, skip_special=True) == "hi<think>so</think>"
 
 
-def test_words_after_an_added_token_decode_without_a_blank():
+def test_words_after_an_added_token_decode_without_a_space():
     tokenizer = word_tokenizer()
     ids = tokenizer.encode("<think>look oak</think>red", specials=True)
     assert tokenizer.decode(ids) == "<think>look oak</think>red"
 
 
-# --- growing text ---------------------------------------------------------------------------------
+# --- incremental decoding -------------------------------------------------------------------------
 
 
-def grown(tokenizer, ids, *, skip_special=False):
+def decode_incrementally(tokenizer, ids, *, skip_special=False):
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special=skip_special)
     return [*map(detokenizer.push, ids), detokenizer.flush()]
 
 
 @given(st.lists(st.integers(0, byte_tokenizer().vocab_size - 1)), st.booleans())
-def test_growing_text_is_the_decoded_text(ids, skip):
+def test_incremental_decoding_equals_decoding(ids, skip):
     tokenizer = byte_tokenizer()
-    text = "".join(grown(tokenizer, ids, skip_special=skip))
+    text = "".join(decode_incrementally(tokenizer, ids, skip_special=skip))
     assert text == tokenizer.decode(ids, skip_special=skip)
 
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
 @given(st.text(), st.integers(1, 40))
-def test_growing_by_several_tokens_at_once_is_the_same(tokenizer, text, size):
+def test_incremental_decoding_by_several_tokens_is_the_same(tokenizer, text, size):
     ids = tokenizer.encode(text * 8, specials=False)
     detokenizer = IncrementalDetokenizer(tokenizer)
     bits = [detokenizer.push_all(ids[i : i + size]) for i in range(0, len(ids), size)]
@@ -138,14 +138,14 @@ def test_growing_by_several_tokens_at_once_is_the_same(tokenizer, text, size):
 
 
 @given(st.lists(st.lists(st.integers(0, byte_tokenizer().vocab_size - 1), max_size=40)))
-def test_so_it_is_for_bytes_that_are_no_text(groups):
+def test_incremental_decoding_of_invalid_utf8(groups):
     tokenizer = byte_tokenizer()
     detokenizer = IncrementalDetokenizer(tokenizer)
     text = "".join([*map(detokenizer.push_all, groups), detokenizer.flush()])
     assert text == tokenizer.decode([token for group in groups for token in group])
 
 
-def test_lines_stay_whole_and_what_ends_in_none_is_words():
+def test_lines_are_single_pieces_and_other_text_is_split_into_words():
     tokenizer = word_tokenizer()
     cut = tokenizer._inner.pre_tokenizer.pre_tokenize_str("red oak\n\n{x-1} 12 oak")
     assert [piece for piece, _ in cut] == [
@@ -153,7 +153,7 @@ def test_lines_stay_whole_and_what_ends_in_none_is_words():
     ]
 
 
-def test_text_behind_other_text_keeps_its_blank():
+def test_text_after_other_text_keeps_its_space():
     words = train_tokenizer(["one two three four"] * 9, vocab=700, splitting="words")
     *before, last = words.encode("one two three four", specials=False)
     growing = IncrementalDetokenizer(words, behind=before)
@@ -161,14 +161,14 @@ def test_text_behind_other_text_keeps_its_blank():
 
 
 @pytest.mark.parametrize("character", ["\u00e9", "\u6f22", "\U0001f98c"])
-def test_text_behind_characters_of_many_tokens_keeps_its_blank(character):
+def test_text_after_multi_token_characters_keeps_its_space(character):
     words = train_tokenizer(["one two three four"] * 9, vocab=700, splitting="words")
     *before, last = words.encode(character * 9 + " four", specials=False)
     growing = IncrementalDetokenizer(words, behind=before)
     assert growing.push(last) + growing.flush() == " four"
 
 
-def test_text_behind_half_a_character_begins_anew():
+def test_text_after_half_a_character_starts_anew():
     tokenizer = byte_tokenizer()
     half, *_ = tokenizer.encode("\U0001f98c", specials=False)
     growing = IncrementalDetokenizer(tokenizer, behind=[half])
@@ -177,18 +177,18 @@ def test_text_behind_half_a_character_begins_anew():
 
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), word_tokenizer()])
 @given(st.text())
-def test_growing_text_never_shows_half_a_character(tokenizer, text):
+def test_incremental_decoding_never_shows_half_a_character(tokenizer, text):
     ids = tokenizer.encode(text.replace("\ufffd", ""), specials=False)
-    bits = grown(tokenizer, ids)
+    bits = decode_incrementally(tokenizer, ids)
     assert not any("\ufffd" in bit for bit in bits)
     assert "".join(bits) == tokenizer.decode(ids)
 
 
-def test_a_character_comes_with_its_last_byte_and_half_a_one_at_the_end():
+def test_a_character_is_emitted_with_its_last_byte_and_a_partial_one_at_the_end():
     tokenizer = byte_tokenizer()
     ids = tokenizer.encode("\u6f22", specials=False)
-    assert grown(tokenizer, ids) == ["", "", "\u6f22", ""]
-    assert grown(tokenizer, ids[:2]) == ["", "", "\ufffd"]
+    assert decode_incrementally(tokenizer, ids) == ["", "", "\u6f22", ""]
+    assert decode_incrementally(tokenizer, ids[:2]) == ["", "", "\ufffd"]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_released_file_is_kept_byte_for_byte(tmp_path):
     assert loaded.fingerprint == byte_tokenizer().fingerprint != word_tokenizer().fingerprint
 
 
-def test_transformers_reads_the_same_ids(tmp_path):
+def test_transformers_encodes_the_same_ids(tmp_path):
     from transformers import AutoTokenizer
 
     text = "<|user|>The harbour, caf\u00e9 \u6f22 12345\n\t<think>x</think>"
@@ -223,7 +223,7 @@ def test_transformers_reads_the_same_ids(tmp_path):
         )
 
 
-def test_what_is_no_tokenizer_is_refused_with_its_path(tmp_path):
+def test_an_invalid_tokenizer_is_rejected_with_its_path(tmp_path):
     with pytest.raises(TokenizerError, match=r"tokenizer not found: .*nowhere"):
         Tokenizer.load(tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -257,7 +257,7 @@ def test_the_same_texts_give_the_same_file_in_another_process(splitting):
     )
 
 
-def test_a_corpus_that_spells_an_added_token_does_not_take_it_from_the_end():
+def test_a_corpus_with_an_added_token_does_not_change_its_id():
     tokenizer = train_tokenizer(["say\n/nothink\n<think>"] * 50, vocab=500)
     assert tokenizer.special_token_ids[SpecialToken.NOTHINK] >= tokenizer.vocab_size - len(
         SpecialToken
@@ -270,28 +270,28 @@ def test_digits_are_grouped_by_three_at_most():
     assert pieces(tokenizer, "123456789") == ["123", "456", "789"]
 
 
-def test_a_vocabulary_too_small_for_what_is_always_there_is_refused():
+def test_a_vocabulary_smaller_than_the_base_tokens_is_rejected():
     with pytest.raises(TokenizerError, match="vocab must be at least 292"):
         train_tokenizer(PROSE, vocab=256)
 
 
-# --- the small language ---------------------------------------------------------------------------
+# --- the nano language ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [KEYS, COLOURS, NOUNS, ("add", "minus", "is", "first", "look")])
-def test_every_word_of_the_small_language_is_one_token(words):
+def test_every_word_of_the_nano_language_is_one_token(words):
     tokenizer = word_tokenizer()
     assert [word for word in words if len(tokenizer.encode(word, specials=False)) != 1] == []
 
 
-def test_a_word_has_one_spelling_wherever_it_stands():
+def test_a_word_has_the_same_token_at_every_position():
     tokenizer = word_tokenizer()
     [oak] = tokenizer.encode("oak", specials=False)
     for text in ("look oak .", "<think>oak</think>", "oak . oak", "<arg_value>oak</arg_value>"):
         assert oak in tokenizer.encode(text, specials=True)
 
 
-def test_digits_stand_one_by_one():
+def test_digits_are_separate_tokens():
     assert pieces(word_tokenizer(), "407") == ["\u25814", "0", "7"]
 
 

@@ -1,4 +1,4 @@
-"""Small GGUF files: a vocabulary learnt from a page of text, and the tensors of a network."""
+"""Small GGUF files: a vocabulary trained on a page of text, and the tensors of a network."""
 
 import json
 from functools import cache
@@ -16,7 +16,7 @@ PAGE = (
     "\u041f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440, \U0001f40e\U0001f40e!",
 )
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-WHOLE = ["<think>", "</think>"]  # never cut, but text like any other
+WHOLE = ["<think>", "</think>"]  # never split, but ordinary text
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 
 
@@ -26,31 +26,31 @@ def byte_level():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    learnt, merges = _learn(tokenizer, vocab_size=500, initial_alphabet=alphabet)
-    return [*CONTROL, *WHOLE, *learnt], [3, 3, 3, 4, 4] + [1] * len(learnt), merges
+    pieces_learned, merges = _train_pieces(tokenizer, vocab_size=500, initial_alphabet=alphabet)
+    return [*CONTROL, *WHOLE, *pieces_learned], [3, 3, 3, 4, 4] + [1] * len(pieces_learned), merges
 
 
 @cache
 def sentencepiece():
-    """Pieces, their kinds, and scores: the earlier a piece was learnt, the better it is."""
+    """Pieces, their kinds, and scores: pieces merged earlier score higher."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    learnt, _ = _learn(tokenizer, vocab_size=400)
-    learnt.sort(key=lambda piece: len(piece) == 1)
-    scores = [-float(i) if len(piece) > 1 else -1e9 for i, piece in enumerate(learnt)]
+    pieces_learned, _ = _train_pieces(tokenizer, vocab_size=400)
+    pieces_learned.sort(key=lambda piece: len(piece) == 1)
+    scores = [-float(i) if len(piece) > 1 else -1e9 for i, piece in enumerate(pieces_learned)]
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    pieces = ["<unk>", "<s>", "</s>", *bytes_, *learnt]
-    return pieces, [2, 3, 3] + [6] * 256 + [1] * len(learnt), [0.0] * 259 + scores
+    pieces = ["<unk>", "<s>", "</s>", *bytes_, *pieces_learned]
+    return pieces, [2, 3, 3] + [6] * 256 + [1] * len(pieces_learned), [0.0] * 259 + scores
 
 
-def _learn(tokenizer, **settings):
+def _train_pieces(tokenizer, **settings):
     tokenizer.train_from_iterator(PAGE * 3, trainers.BpeTrainer(show_progress=False, **settings))
     pieces = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
     return pieces, [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
 
 
-def write_gguf(path, kind="gpt2", *, network=None, **said):
-    """A file whose tokenizer is of this kind; `said` are further keys, None for one left out."""
+def write_gguf(path, kind="gpt2", *, network=None, **metadata):
+    """A file with a tokenizer of this kind; `metadata` adds keys, None leaves one out."""
     writer = GGUFWriter(path, "llama" if network is None else network.config.family)
     if kind == "llama":
         pieces, kinds, scores = sentencepiece()
@@ -58,7 +58,7 @@ def write_gguf(path, kind="gpt2", *, network=None, **said):
     else:
         pieces, kinds, merges = byte_level()
         keys = {"tokens": pieces, "token_type": kinds, "merges": merges, "padding_token_id": 0}
-    keys |= {"model": kind, "bos_token_id": 1, "eos_token_id": 2, **said}
+    keys |= {"model": kind, "bos_token_id": 1, "eos_token_id": 2, **metadata}
     for key, value in keys.items():
         if value is not None:
             _add(writer, f"tokenizer.ggml.{key}", value)

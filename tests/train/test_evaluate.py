@@ -20,16 +20,16 @@ from paddock.train.evaluate import (
     validation_loss,
 )
 from paddock.train.micro_batch import MicroBatch
-from tests.model.networks import born, latent_config, tokens
+from tests.model.networks import build_network, latent_config, tokens
 from tests.train.tiny import network_folder, run_in, settings
 
 
 @pytest.fixture(scope="module")
-def raised(tmp_path_factory):
-    """A network that has learnt a little of chained sums, its corpus and its tokenizer."""
+def trained(tmp_path_factory):
+    """A network trained briefly on chained sums, its corpus and its tokenizer."""
     folder = tmp_path_factory.mktemp("evaluate")
     chosen = settings(
-        network_folder(folder / "born"),
+        network_folder(folder / "init"),
         steps=80,
         corpus={
             "sources": (ReasoningSource(name="chains", family="chains", count=300),),
@@ -45,27 +45,27 @@ def raised(tmp_path_factory):
     return load_pretrained(latest_model(run.folder)), corpus, tokenizer
 
 
-def test_training_beats_knowing_how_frequent_each_token_is(raised):
-    network, corpus, tokenizer = raised
+def test_training_beats_the_unigram_entropy(trained):
+    network, corpus, tokenizer = trained
     found = validation_loss(network, corpus, dense=True, context=32, tokens=2000)
     loss = found.loss
     assert min(found.by_source.values()) <= loss <= max(found.by_source.values())
     entropy = unigram_entropy(corpus, tokenizer.vocab_size)
     assert loss < entropy < math.log(tokenizer.vocab_size)
-    newborn = born(network.config)
-    assert validation_loss(newborn, corpus, dense=True, context=32, tokens=2000).loss > entropy
+    untrained = build_network(network.config)
+    assert validation_loss(untrained, corpus, dense=True, context=32, tokens=2000).loss > entropy
 
 
-def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
-    """And not the first source alone, however much there is of it."""
+def test_few_validation_tokens_cover_every_source(tmp_path):
+    """Not only the first source, however large it is."""
     families = ("chains", "records", "lookups", "facts")
     chosen = settings(
-        network_folder(tmp_path / "born"),
+        network_folder(tmp_path / "init"),
         steps=2,
         corpus={
             "sources": tuple(
-                ReasoningSource(name=name, family=name, count=400 * (4 - place))
-                for place, name in enumerate(families)
+                ReasoningSource(name=name, family=name, count=400 * (4 - position))
+                for position, name in enumerate(families)
             ),
             "held_out_fraction": 0.2,
         },
@@ -79,34 +79,36 @@ def test_a_little_held_out_text_is_a_little_of_every_source(tmp_path):
     read = Counter()
     for name, batch in iter_validation_batches(corpus, network, context=32, tokens=600):
         read[name] += len(batch.token_T)
-    assert [*read] == ["chains", "records", "lookups"]  # of facts nothing can be held out
+    assert [*read] == ["chains", "records", "lookups"]  # facts have no held-out part
     assert all(200 <= tokens < 400 for tokens in read.values())
     found = validation_loss(network, corpus, dense=True, context=32, tokens=600)
     events = [event for event, _ in follow(run.folder / "events.jsonl")]
-    (told,) = [e["loss"] for e in events if e["kind"] == "validation" and e["step"] == 2]
-    assert told == pytest.approx(found.by_source)
+    (logged,) = [e["loss"] for e in events if e["kind"] == "validation" and e["step"] == 2]
+    assert logged == pytest.approx(found.by_source)
 
 
 @torch.no_grad()
-def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_were(raised):
-    network, corpus, _ = raised
+def test_a_draft_is_accepted_if_it_and_all_before_it_match_greedy_decoding(trained):
+    network, corpus, _ = trained
     tries, hits = [0, 0, 0], [0, 0, 0]
     for _, batch in iter_validation_batches(corpus, network, context=32, tokens=300):
         for span in batch.attn_metadata.spans:
             ids = batch.token_T[span.query_slice]
             layout = AttentionMetadata.packed([len(ids)])
-            ask = AuxRequest(dense=True)
-            hidden = network(ids, layout, aux=ask).hidden_TD
-            said = network.head(hidden).argmax(-1)
-            ahead = network.mtp_forward(hidden, ids, network.make_context(layout, aux=ask), 3)
+            aux_request = AuxRequest(dense=True)
+            hidden = network(ids, layout, aux=aux_request).hidden_TD
+            predicted = network.head(hidden).argmax(-1)
+            ahead = network.mtp_forward(
+                hidden, ids, network.make_context(layout, aux=aux_request), 3
+            )
             drafts = [network.head(state).argmax(-1) for state, _ in ahead]
             for t in range(len(ids) - 1):
                 depth = 0
                 while depth < 3 and t + depth + 1 < len(ids):
-                    if said[t + depth] != ids[t + depth + 1]:
-                        break  # the text left the network's way
+                    if predicted[t + depth] != ids[t + depth + 1]:
+                        break  # the text differs from greedy decoding
                     tries[depth] += 1
-                    if drafts[depth][t] != said[t + depth + 1]:
+                    if drafts[depth][t] != predicted[t + depth + 1]:
                         break
                     hits[depth] += 1
                     depth += 1
@@ -116,7 +118,7 @@ def test_a_draft_is_kept_if_the_network_would_have_said_it_and_all_before_it_wer
 
 
 @torch.no_grad()
-def says(network, ids, count, *, dense):
+def greedy_tokens(network, ids, count, *, dense):
     """The next `count` tokens, one document and one token at a time."""
     ids = list(ids)
     for _ in range(count):
@@ -128,36 +130,36 @@ def says(network, ids, count, *, dense):
 
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("gap", [" ", "\n"])
-def test_a_needle_counts_if_and_only_if_the_network_says_it_next(raised, dense, gap):
-    """Whatever the network says behind a question is made the right answer of one task and the
-    wrong answer of another, so the share found is known beforehand."""
-    network, _, tokenizer = raised
+def test_needle_recall_counts_exactly_the_greedy_answers(trained, dense, gap):
+    """The greedy token after a question is the right answer of one task and the wrong answer of
+    another, so the expected recall is known."""
+    network, _, tokenizer = trained
     begin = [tokenizer.token_to_id("[gMASK]"), tokenizer.token_to_id("<sop>")]
     tasks, right = [], 0
     for number in range(30):
         text = " ".join(f"{number + i} add {i} is {(number + 2 * i) % 10} ." for i in range(8))
         prompt = tokenizer.encode(f"{text}{gap}3 add{gap.strip(' ')}", specials=False)
-        [said] = says(network, begin + prompt, 1, dense=dense)
-        word = tokenizer.decode([said]).strip()
+        [predicted] = greedy_tokens(network, begin + prompt, 1, dense=dense)
+        word = tokenizer.decode([predicted]).strip()
         for answer in (word, "is" if word != "is" else "add"):
-            answer = answer if gap == " " else f" {answer}"  # its words carry a space
+            answer = answer if gap == " " else f" {answer}"  # its words include a space
             tasks.append(
                 LongContextExample(text=text, question="3 add", answers=(answer,), separator=gap)
             )
         whole = tokenizer.encode(tasks[-2].to_text(), specials=False)
-        right += whole == [*prompt, said]  # the answer is the very token that was said
+        right += whole == [*prompt, predicted]  # the answer is exactly the predicted token
     assert right > 10
     found = needle_recall(network, tokenizer, tasks, begin=begin, dense=dense)
     assert found == right / len(tasks)
 
 
-def test_of_several_answers_each_counts(raised):
-    network, _, tokenizer = raised
+def test_needle_recall_counts_each_answer(trained):
+    network, _, tokenizer = trained
     text, question = "look oak . is 3 .", "3 add 4 is 7 , 5 add"
     prompt = tokenizer.encode(f"{text} {question}", specials=False)
-    [said] = says(network, prompt, 1, dense=True)
-    word = tokenizer.decode([said]).strip()
-    second = says(
+    [predicted] = greedy_tokens(network, prompt, 1, dense=True)
+    word = tokenizer.decode([predicted]).strip()
+    second = greedy_tokens(
         network,
         tokenizer.encode(f"{text} {question} {word} ,", specials=False),
         1,
@@ -168,12 +170,12 @@ def test_of_several_answers_each_counts(raised):
     assert needle_recall(network, tokenizer, [task], begin=[], dense=True) == 0.5
 
 
-def test_keeping_every_key_keeps_all_the_mass_and_few_keep_less():
+def test_indexer_recall_grows_with_topk():
     token_T = tokens(40)
     trained_T = torch.ones(40, dtype=torch.bool)
     batch = MicroBatch(token_T, trained_T, AttentionMetadata.packed([40]))
-    few = measure_indexer_recall(born(latent_config()), batch)
+    few = measure_indexer_recall(build_network(latent_config()), batch)
     assert [found.layer for found in few] == [0, 1, 2, 3]
     assert all(0.1 < found.mass < 0.95 for found in few)
     nearly = latent_config(indexer={"heads": 2, "dim": 8, "topk": 39, "layers": ("full",) * 4})
-    assert all(found.mass > 0.9 for found in measure_indexer_recall(born(nearly), batch))
+    assert all(found.mass > 0.9 for found in measure_indexer_recall(build_network(nearly), batch))

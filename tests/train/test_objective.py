@@ -6,8 +6,8 @@ from paddock.train.micro_batch import count_tokens, iter_micro_batches
 from paddock.train.objective import LanguageModelObjective
 from paddock.train.settings import AuxLossSettings
 from paddock.train.stages import STAGES
-from tests.model.networks import born, latent_config
-from tests.train.test_batch import batch_of
+from tests.model.networks import build_network, latent_config
+from tests.train.test_micro_batch import batch_of
 
 BATCH = batch_of(14, 5, 9, 1)
 
@@ -27,7 +27,7 @@ def gradients(network):
 
 
 def test_the_loss_is_the_mean_cross_entropy_of_next_tokens():
-    network = born(latent_config())
+    network = build_network(latent_config())
     (found,) = losses_of(network, "sparse", mtp_coef=0.0, balance_coef=0.0, indexer_coef=0.0)
     expected, count = 0.0, 0
     start = 0
@@ -43,7 +43,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_next_tokens():
 
 @pytest.mark.parametrize("stage", ["pretrain", "sparse", "warmup"])
 def test_micro_batches_add_up_to_the_whole_batch(stage):
-    network = born(latent_config())
+    network = build_network(latent_config())
     STAGES[stage].freeze(network)
     (whole,) = losses_of(network, stage)
     whole.total.backward()
@@ -57,8 +57,8 @@ def test_micro_batches_add_up_to_the_whole_batch(stage):
         torch.testing.assert_close(found[name], grad, atol=2e-5, rtol=1e-3, msg=name)
 
 
-def test_the_warm_up_moves_every_indexer_and_nothing_else():
-    network = born(latent_config())
+def test_the_warm_up_trains_only_the_indexers():
+    network = build_network(latent_config())
     STAGES["warmup"].freeze(network)
     (found,) = losses_of(network, "warmup")
     assert set(found.parts) == {"indexer_loss"}
@@ -68,8 +68,8 @@ def test_the_warm_up_moves_every_indexer_and_nothing_else():
     assert any(name.startswith("mtp.") for name in moved)
 
 
-def test_mtp_weighs_less_later_in_the_run():
-    network = born(latent_config())
+def test_the_mtp_weight_decreases_during_the_run():
+    network = build_network(latent_config())
     early, late = (
         losses_of(
             network,
@@ -86,7 +86,7 @@ def test_mtp_weighs_less_later_in_the_run():
 
 
 def test_mtp_is_the_mean_over_depths_of_the_loss_further_ahead():
-    network = born(latent_config())
+    network = build_network(latent_config())
     (one,) = losses_of(network, mtp_depths=1)
     (three,) = losses_of(network, mtp_depths=3)
     assert three.parts["mtp_loss"].item() != pytest.approx(one.parts["mtp_loss"].item())
@@ -94,6 +94,6 @@ def test_mtp_is_the_mean_over_depths_of_the_loss_further_ahead():
 
 
 def test_loads_count_every_token_of_every_expert_layer():
-    (found,) = losses_of(born(latent_config()))
+    (found,) = losses_of(build_network(latent_config()))
     # Three expert layers of the trunk, and the MTP layer with its three depths.
     assert [int(load.sum()) for load in found.expert_loads] == [29 * 2] * 3 + [29 * 2 * 3]

@@ -1,4 +1,4 @@
-"""A run stopped anywhere and taken up again is the run that was never stopped."""
+"""A run that is stopped at any step and resumed ends like an uninterrupted one."""
 
 import os
 import random
@@ -47,10 +47,10 @@ def assert_same_weights(one, other):
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """A run from start to end in one go."""
+def uninterrupted(tmp_path_factory):
+    """A run without interruption."""
     folder = tmp_path_factory.mktemp("straight")
-    chosen = settings(network_folder(folder / "born"), steps=STEPS)
+    chosen = settings(network_folder(folder / "init"), steps=STEPS)
     train(run_in(folder / "run", chosen), log=quiet, on_update=quiet)
     return folder
 
@@ -60,56 +60,56 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 4, 7])
-def test_an_interrupted_run_ends_with_the_same_weights(straight, tmp_path, stop_at):
-    chosen = settings(straight / "born", steps=STEPS)
+def test_an_interrupted_run_resumes_to_the_same_weights(uninterrupted, tmp_path, stop_at):
+    chosen = settings(uninterrupted / "init", steps=STEPS)
     run = run_in(tmp_path / "run", chosen)
 
-    def stop(moment):
-        if moment.step == stop_at:
+    def stop(update):
+        if update.step == stop_at:
             raise Stop
 
     with pytest.raises(Stop):
         train(run, log=quiet, on_update=stop)
     train(run, log=quiet, on_update=quiet)
-    assert_same_weights(weights(run.folder), weights(straight / "run"))
+    assert_same_weights(weights(run.folder), weights(uninterrupted / "run"))
 
 
-def test_a_killed_run_ends_with_the_same_weights(straight, tmp_path):
-    chosen = settings(straight / "born", steps=STEPS)
+def test_a_killed_run_resumes_to_the_same_weights(uninterrupted, tmp_path):
+    chosen = settings(uninterrupted / "init", steps=STEPS)
     (tmp_path / "recipe.toml").write_text(dump_toml(chosen))
     command = [sys.executable, "-m", "paddock.cli", "train", str(tmp_path / "recipe.toml")]
     command += ["--out", str(tmp_path / "run")]
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(3):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         metrics = tmp_path / "run" / "metrics.jsonl"
         seen = metrics.read_text().count("\n") if metrics.is_file() else 0
-        wanted = seen + chance.randint(1, 3)
+        wanted = seen + rng.randint(1, 3)
         while process.poll() is None and time.monotonic() < deadline:
             if metrics.is_file() and metrics.read_text().count("\n") >= wanted:
                 os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.01)
         process.wait()
     subprocess.run(command, check=True, capture_output=True)
-    assert_same_weights(weights(tmp_path / "run"), weights(straight / "run"))
+    assert_same_weights(weights(tmp_path / "run"), weights(uninterrupted / "run"))
 
 
-def test_a_finished_run_is_not_trained_further(straight):
-    before = weights(straight / "run")
-    chosen = settings(straight / "born", steps=STEPS)
-    train(run_in(straight / "run", chosen), log=quiet, on_update=quiet)
-    assert_same_weights(weights(straight / "run"), before)
+def test_a_finished_run_is_not_trained_further(uninterrupted):
+    before = weights(uninterrupted / "run")
+    chosen = settings(uninterrupted / "init", steps=STEPS)
+    train(run_in(uninterrupted / "run", chosen), log=quiet, on_update=quiet)
+    assert_same_weights(weights(uninterrupted / "run"), before)
 
 
-def test_a_folder_with_other_settings_is_refused(straight):
-    chosen = settings(straight / "born", steps=STEPS + 1)
+def test_a_folder_with_other_settings_is_rejected(uninterrupted):
+    chosen = settings(uninterrupted / "init", steps=STEPS + 1)
     with pytest.raises(TrainingError, match="holds a run with other settings"):
-        train(run_in(straight / "run", chosen), log=quiet, on_update=quiet)
+        train(run_in(uninterrupted / "run", chosen), log=quiet, on_update=quiet)
 
 
-def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(straight, tmp_path):
-    run = run_in(tmp_path / "run", settings(straight / "born", steps=STEPS))
+def test_a_second_process_does_not_change_the_recipe_of_a_live_run(uninterrupted, tmp_path):
+    run = run_in(tmp_path / "run", settings(uninterrupted / "init", steps=STEPS))
     theirs = run.folder / "recipe.toml"
     with Journal(run.folder):
         theirs.write_text("of the run that is alive")
@@ -118,17 +118,17 @@ def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(straight, tmp_pa
     assert theirs.read_text() == "of the run that is alive"
 
 
-def test_a_recipe_that_was_written_by_half_is_named(straight, tmp_path):
-    chosen = settings(straight / "born", steps=STEPS)
+def test_a_partially_written_recipe_is_named(uninterrupted, tmp_path):
+    chosen = settings(uninterrupted / "init", steps=STEPS)
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     (tmp_path / "recipe.toml").write_text(dump_toml(chosen)[:40].rstrip() + '\nkind = "mu')
     with pytest.raises(TrainingError, match=r"recipe\.toml is damaged: "):
         claim_run_folder(tmp_path, chosen, may_change=())
 
 
-def test_a_full_disk_does_not_lock_a_run_out_of_its_folder(straight, tmp_path):
-    shutil.copytree(straight / "run", tmp_path / "run")
-    run = run_in(tmp_path / "run", settings(straight / "born", steps=STEPS))
+def test_a_full_disk_does_not_lock_a_run_out_of_its_folder(uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted / "run", tmp_path / "run")
+    run = run_in(tmp_path / "run", settings(uninterrupted / "init", steps=STEPS))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
@@ -139,27 +139,27 @@ def test_a_full_disk_does_not_lock_a_run_out_of_its_folder(straight, tmp_path):
     run.claim()
 
 
-def test_old_checkpoints_are_pruned_by_rule(straight, tmp_path):
-    assert list(list_checkpoints(straight / "run" / "checkpoints")) == [6, 8]
+def test_old_checkpoints_are_pruned(uninterrupted, tmp_path):
+    assert list(list_checkpoints(uninterrupted / "run" / "checkpoints")) == [6, 8]
     for step in range(1, 8):
         (tmp_path / f"step-{step:08d}").mkdir()
     prune_checkpoints(tmp_path, keep_last=2, keep_every=3)
     assert list(list_checkpoints(tmp_path)) == [3, 6, 7]
 
 
-def test_a_network_too_small_for_the_tokenizer_is_refused(tmp_path):
-    chosen = settings(network_folder(tmp_path / "born", vocab=100))
+def test_a_network_too_small_for_the_tokenizer_is_rejected(tmp_path):
+    chosen = settings(network_folder(tmp_path / "init", vocab=100))
     with pytest.raises(TrainingError, match=r"tokenizer has .*, the model's vocabulary only 100"):
         train(run_in(tmp_path / "run", chosen), log=quiet, on_update=quiet)
 
 
-def test_nothing_to_start_from_is_said(tmp_path):
+def test_a_missing_initial_checkpoint_is_reported(tmp_path):
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run"):
         train(run_in(tmp_path / "run", settings(tmp_path / "nowhere")), log=quiet, on_update=quiet)
 
 
-def test_a_truncated_optimizer_state_is_refused_by_name(straight, tmp_path):
-    shutil.copytree(straight / "run", tmp_path / "run")
+def test_a_truncated_optimizer_state_is_rejected_by_name(uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted / "run", tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
     state = newest / "optimizer.safetensors"
     state.write_bytes(state.read_bytes()[:100])
@@ -168,25 +168,25 @@ def test_a_truncated_optimizer_state_is_refused_by_name(straight, tmp_path):
 
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "model/model.safetensors", "state.json"])
-def test_a_damaged_newest_checkpoint_offers_the_newest_whole_one(straight, tmp_path, file):
-    shutil.copytree(straight / "run", tmp_path / "run")
-    shutil.copytree(straight / "corpora", tmp_path / "corpora")
-    run = run_in(tmp_path / "run", settings(straight / "born", steps=STEPS))
+def test_a_corrupt_newest_checkpoint_suggests_the_newest_intact_one(uninterrupted, tmp_path, file):
+    shutil.copytree(uninterrupted / "run", tmp_path / "run")
+    shutil.copytree(uninterrupted / "corpora", tmp_path / "corpora")
+    run = run_in(tmp_path / "run", settings(uninterrupted / "init", steps=STEPS))
     whole, newest = (run.checkpoints / f"step-{step:08d}" for step in (6, 8))
     data = (newest / file).read_bytes()
     (newest / file).write_bytes(data[: len(data) // 2])
     with pytest.raises(CheckpointError) as caught:
         train(run, log=quiet, on_update=quiet)
-    said = str(caught.value)
-    assert said.startswith(str(newest / file))
-    assert f"; {whole} is intact: to resume from it, remove what is newer with `" in said
-    subprocess.run(said.split("`")[1], shell=True, check=True)
+    message = str(caught.value)
+    assert message.startswith(str(newest / file))
+    assert f"; {whole} is intact: to resume from it, remove what is newer with `" in message
+    subprocess.run(message.split("`")[1], shell=True, check=True)
     train(run, log=quiet, on_update=quiet)
-    assert_same_weights(weights(run.folder), weights(straight / "run"))
+    assert_same_weights(weights(run.folder), weights(uninterrupted / "run"))
 
 
-def test_a_damaged_checkpoint_without_a_whole_one_says_so(straight, tmp_path):
-    copy = shutil.copytree(straight / "run" / "checkpoints", tmp_path / "checkpoints")
+def test_a_corrupt_checkpoint_without_an_intact_one_is_reported(uninterrupted, tmp_path):
+    copy = shutil.copytree(uninterrupted / "run" / "checkpoints", tmp_path / "checkpoints")
     for path in copy.glob("*/model/model.safetensors"):
         flip(path, path.stat().st_size - 1)
     with pytest.raises(CheckpointError, match="no older checkpoint is intact"):
@@ -200,13 +200,13 @@ def flip(path, at, bit=0):
 
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "model/model.safetensors"])
-def test_a_flipped_bit_is_noticed_wherever_it_is(straight, tmp_path, file):
+def test_a_flipped_bit_is_detected_anywhere(uninterrupted, tmp_path, file):
     rng = random.Random(0)
-    newest = max((straight / "run" / "checkpoints").glob("step-*"))
+    newest = max((uninterrupted / "run" / "checkpoints").glob("step-*"))
     damaged = shutil.copytree(newest, tmp_path / newest.name) / file
     data = damaged.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
-    end = len(data[:header].rstrip())  # spaces follow, which mean nothing
+    end = len(data[:header].rstrip())  # followed by insignificant spaces
     slots = [found.start() + 1 for found in re.finditer(b"/momentum", data[:header])]
     for at in (
         *(rng.randrange(header, len(data)) for _ in range(25)),
@@ -219,12 +219,12 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(straight, tmp_path, file):
         damaged.write_bytes(data)
 
 
-@pytest.mark.parametrize("most", [100, 300_000, 400_000])  # bytes: model, optimizer, state
-def test_a_full_disk_is_said_and_leaves_what_was_there(straight, tmp_path, most):
-    state = load_training_state(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
+@pytest.mark.parametrize("max_bytes", [100, 300_000, 400_000])  # bytes: model, optimizer, state
+def test_a_full_disk_is_reported_and_keeps_old_checkpoints(uninterrupted, tmp_path, max_bytes):
+    state = load_training_state(uninterrupted / "run" / "checkpoints" / f"step-{STEPS:08d}")
     save_training_state(tmp_path, 1, state.network, state.optimizer, extra={})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
     try:
         with pytest.raises(CheckpointError, match=r"step-00000002.*: cannot be written: .*large"):
             save_training_state(
@@ -235,8 +235,8 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(straight, tmp_path, most)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(straight, tmp_path, monkeypatch):
-    state = load_training_state(straight / "run" / "checkpoints" / f"step-{STEPS:08d}")
+def test_a_checkpoint_is_synced_before_it_is_renamed(uninterrupted, tmp_path, monkeypatch):
+    state = load_training_state(uninterrupted / "run" / "checkpoints" / f"step-{STEPS:08d}")
     flushed, fsync = set(), os.fsync
 
     def seen(handle):

@@ -1,4 +1,4 @@
-"""Fine-tuning on dialogues: what is learnt, how much, and that it can be gone on with."""
+"""Supervised fine-tuning on dialogues: loss masks, weights, resuming and fake quantization."""
 
 import json
 
@@ -32,8 +32,8 @@ from paddock.train.run import load_fake_quant, load_init_model, open_corpus, ope
 from paddock.train.settings import AuxLossSettings, OptimSettings
 from paddock.train.stages import STAGES, stage_spec
 from paddock.train.trainer import Trainer, TrainingError
-from tests.model.networks import born, grouped_config, latent_config
-from tests.train.test_batch import batch_of
+from tests.model.networks import build_network, grouped_config, latent_config
+from tests.train.test_micro_batch import batch_of
 from tests.train.test_resume import assert_same_weights, quiet, weights
 from tests.train.tiny import network_folder, run_in, settings
 
@@ -41,10 +41,10 @@ VOCAB = 700
 STEPS = 8
 
 
-def demonstrations(name="chain", world="nano-chain", **changes):
+def demonstrations(name="chain", env="nano-chain", **changes):
     defaults = {"count": 60, "mistake_rate": 0.3, "tasks_per_dialogue": (1, 2)}
     modes = {"interleaved": 0.4, "preserved": 0.3, "off": 0.3}
-    return DemonstrationSource(name=name, env=world, **(defaults | {"thinking": modes} | changes))
+    return DemonstrationSource(name=name, env=env, **(defaults | {"thinking": modes} | changes))
 
 
 def sft(start, **changes):
@@ -66,7 +66,7 @@ def sft(start, **changes):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    return network_folder(tmp_path_factory.mktemp("sft") / "born", vocab=VOCAB)
+    return network_folder(tmp_path_factory.mktemp("sft") / "init", vocab=VOCAB)
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +79,14 @@ def tuned(home):
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def test_a_run_learns_from_dialogues_and_is_measured_on_held_out_ones(tuned):
+def test_a_run_trains_on_dialogues_and_validates_on_held_out_ones(tuned):
     lines = [json.loads(line) for line in (tuned.folder / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.2
     assert 0 < lines[-1]["val_loss"] < lines[0]["loss"] - 0.2
     assert "mtp_loss" in lines[-1] and "indexer_loss" in lines[-1]
 
 
-def test_a_checkpoint_carries_the_template_it_was_taught_with(tuned):
+def test_a_checkpoint_includes_its_chat_template(tuned):
     folder = latest_model(tuned.folder)
     assert (folder / "chat_template.jinja").is_file()
     assert get_renderer(Tokenizer.load(folder)).version == "5"
@@ -96,9 +96,9 @@ class Stop(Exception):
     pass
 
 
-def stopped_and_gone_on_with(run, at):
-    def stop(moment):
-        if moment.step == at:
+def stop_and_resume(run, at):
+    def stop(update):
+        if update.step == at:
             raise Stop
 
     with pytest.raises(Stop):
@@ -107,12 +107,12 @@ def stopped_and_gone_on_with(run, at):
     return weights(run.folder)
 
 
-def test_a_stopped_run_ends_in_the_same_weights_bit_for_bit(home, tuned, tmp_path):
+def test_a_resumed_run_ends_with_bitwise_identical_weights(home, tuned, tmp_path):
     run = run_in(tmp_path / "run", sft(home))
-    assert_same_weights(stopped_and_gone_on_with(run, at=4), weights(tuned.folder))
+    assert_same_weights(stop_and_resume(run, at=4), weights(tuned.folder))
 
 
-def test_a_frozen_indexer_keeps_choosing_as_it_did(home, tmp_path):
+def test_a_frozen_indexer_does_not_change(home, tmp_path):
     run = run_in(tmp_path / "run", sft(home, freeze_indexer=True, steps=2))
     train(run, log=quiet, on_update=quiet)
     before = load_pretrained(home).state_dict()
@@ -123,7 +123,7 @@ def test_a_frozen_indexer_keeps_choosing_as_it_did(home, tmp_path):
     assert '"indexer"' not in (run.folder / "metrics.jsonl").read_text()
 
 
-def test_fine_tuning_without_dialogues_is_refused(home):
+def test_fine_tuning_without_dialogues_is_rejected(home):
     texts = CorpusSettings(sources=(ReasoningSource(name="f", family="facts", count=9),))
     with pytest.raises(ValidationError, match="stage 'sft' needs a corpus source of dialogues"):
         sft(home, corpus=texts)
@@ -136,14 +136,14 @@ def test_fine_tuning_without_dialogues_is_refused(home):
 WRONG, RIGHT = "it is blue", " no it is red"
 
 
-def row_of(thought=WRONG + RIGHT, marked=True, weight=None):
-    """One dialogue whose thought begins with an error, as a batch."""
+def row_of(reasoning=WRONG + RIGHT, marked=True, weight=None):
+    """A batch of one dialogue whose reasoning starts with an error."""
     words = ["what color ? it is blue no red green"] * 60
     tokenizer = train_tokenizer(words, vocab=400, splitting="words")
-    ask = Message(role="user", content="what color ?")
-    reply = Message(role="assistant", content="red", reasoning=thought)
+    question = Message(role="user", content="what color ?")
+    reply = Message(role="assistant", content="red", reasoning=reasoning)
     marks = (LossMaskSpan(message=1, part="reasoning", end=len(WRONG)),) if marked else ()
-    dialogue = Dialogue(messages=(ask, reply), untrained=marks)
+    dialogue = Dialogue(messages=(question, reply), untrained=marks)
     (row,) = tokenize_dialogue(dialogue, GlmRenderer(tokenizer))
     trained_T = np.array(row.loss_mask)
     batch = PackedBatch(
@@ -158,7 +158,7 @@ def row_of(thought=WRONG + RIGHT, marked=True, weight=None):
 
 
 def errors_in(batch, tokenizer):
-    """Where the words of the error stand."""
+    """Positions of the tokens of the error."""
     ids = batch.token_T.tolist()
     wrong = tokenizer.encode(WRONG, specials=False)
     (start,) = [i for i in range(len(ids)) if ids[i : i + len(wrong)] == wrong]
@@ -167,7 +167,7 @@ def errors_in(batch, tokenizer):
 
 @pytest.fixture(scope="module")
 def network():
-    return born(latent_config(vocab=400))
+    return build_network(latent_config(vocab=400))
 
 
 def losses_of(network, batch):
@@ -178,7 +178,7 @@ def losses_of(network, batch):
 
 
 def test_a_masked_error_has_exactly_no_gradient(network, monkeypatch):
-    """Of the logits that would say it, at every distance ahead; and only of those."""
+    """The logits that predict it, at every MTP depth, have no gradient; all others do."""
     batch, tokenizer = row_of()
     states = []
 
@@ -194,12 +194,12 @@ def test_a_masked_error_has_exactly_no_gradient(network, monkeypatch):
     assert len(states) == 3  # the next token and two depths
     for ahead, state_TD in enumerate(states, start=1):
         moved = state_TD.grad.abs().sum(-1) > 0
-        for place in range(len(batch.token_T)):
-            target = place + ahead
-            learnt = target < len(batch.token_T) and batch.loss_mask_T[target]
-            assert bool(moved[place]) == bool(learnt)
+        for position in range(len(batch.token_T)):
+            target = position + ahead
+            trained = target < len(batch.token_T) and batch.loss_mask_T[target]
+            assert bool(moved[position]) == bool(trained)
             if target in errors:
-                assert torch.count_nonzero(state_TD.grad[place]) == 0
+                assert torch.count_nonzero(state_TD.grad[position]) == 0
 
 
 def test_a_masked_error_still_conditions_what_follows(network):
@@ -220,7 +220,7 @@ def test_a_masked_error_still_conditions_what_follows(network):
     network.zero_grad()
 
 
-def test_only_trained_tokens_count_and_are_what_the_loss_is_divided_by(network):
+def test_the_loss_is_averaged_over_trained_tokens(network):
     batch, _ = row_of()
     losses, tokens = losses_of(network, batch)
     with torch.no_grad():
@@ -231,7 +231,7 @@ def test_only_trained_tokens_count_and_are_what_the_loss_is_divided_by(network):
     assert float(losses.parts["loss"]) == pytest.approx(sum(nats) / len(nats), rel=1e-5)
 
 
-def test_a_weight_on_everything_changes_nothing_and_on_one_row_its_share(network):
+def test_a_constant_weight_changes_nothing_and_a_row_weight_scales_its_row(network):
     plain, _ = row_of()
     heavy, _ = row_of(weight=3.0)
     one, two = (losses_of(network, batch)[0].parts for batch in (plain, heavy))
@@ -270,7 +270,7 @@ def test_weights_stay_with_their_tokens_in_micro_batches(network):
     assert count_tokens(both, 0).targets[0] == pytest.approx(2.5 * plain.num_targets)
 
 
-def test_held_out_loss_is_over_replies_alone(home, tmp_path):
+def test_validation_loss_is_over_replies_only(home, tmp_path):
     run = run_in(tmp_path / "run", sft(home))
     run.claim()
     tokenizer = open_run_tokenizer(run, quiet)
@@ -294,9 +294,9 @@ def test_held_out_loss_is_over_replies_alone(home, tmp_path):
     assert found.loss == pytest.approx(total / count, rel=1e-4)
 
 
-def test_networks_without_an_indexer_can_be_tuned_too(tmp_path):
+def test_networks_without_an_indexer_can_be_fine_tuned(tmp_path):
     batch, _ = row_of()
-    network = born(grouped_config("gqa", "swa", vocab=400))
+    network = build_network(grouped_config("gqa", "swa", vocab=400))
     stage = STAGES["sft"]
     stage.freeze(network)
     objective = LanguageModelObjective(stage, AuxLossSettings())
@@ -313,12 +313,12 @@ GRID = 0.05
 
 
 def rounding(name, weight):
-    """Every matrix of an expert on a coarse grid."""
+    """Round every expert matrix to a coarse grid."""
     return (weight / GRID).round() * GRID if ".experts." in name else weight
 
 
-def test_the_network_computes_with_rounded_weights_and_learns_exact_ones(tmp_path):
-    network = born(latent_config())
+def test_the_forward_pass_uses_rounded_weights_and_training_updates_exact_ones(tmp_path):
+    network = build_network(latent_config())
     chosen = settings(tmp_path)
     stage = STAGES["pretrain"]
     stage.freeze(network)
@@ -353,9 +353,9 @@ def test_the_network_computes_with_rounded_weights_and_learns_exact_ones(tmp_pat
     )
 
 
-def test_gradients_go_straight_through(tmp_path):
+def test_gradients_are_straight_through(tmp_path):
     """The exact weight gets the gradient that the rounded one had."""
-    network = born(latent_config())
+    network = build_network(latent_config())
     held = MasterWeights(network, fake_quant=rounding)
     name = next(name for name in held.master if ".experts." in name)
     parameter = dict(network.named_parameters())[name]
@@ -365,30 +365,30 @@ def test_gradients_go_straight_through(tmp_path):
     assert parameter.grad is None
 
 
-def test_without_a_quantizer_weights_are_the_networks_own():
-    network = born(latent_config())
+def test_without_a_quantizer_the_weights_are_unchanged():
+    network = build_network(latent_config())
     held = MasterWeights(network)
     assert all(held.master[name] is parameter for name, parameter in network.named_parameters())
 
 
-def test_a_run_is_quantized_by_name_and_goes_on_bit_for_bit(home, tmp_path):
+def test_a_run_with_a_named_quantizer_resumes_bitwise(home, tmp_path):
     chosen = sft(home, steps=2, fake_quant=f"{__name__}:rounding", checkpoint={"every": 1})
     straight = run_in(tmp_path / "straight", chosen)
     train(straight, log=quiet, on_update=quiet)
     run = run_in(tmp_path / "run", chosen)
-    assert_same_weights(stopped_and_gone_on_with(run, at=2), weights(straight.folder))
+    assert_same_weights(stop_and_resume(run, at=2), weights(straight.folder))
 
 
 @pytest.mark.parametrize("name", ["nowhere:f", "json:nothing"])
-def test_a_quantizer_that_is_not_there_is_named(name):
+def test_an_unknown_quantizer_is_named(name):
     with pytest.raises(TrainingError, match=f"'fake_quant' {name}"):
         load_fake_quant(name)
 
 
-def test_stages_say_what_rests(home):
+def test_freezing_the_indexer_freezes_only_its_parameters(home):
     stage = stage_spec(sft(home, freeze_indexer=True))
-    network = born(latent_config())
+    network = build_network(latent_config())
     stage.freeze(network)
-    resting = [name for name, p in network.named_parameters() if not p.requires_grad]
-    assert resting and all(".indexer." in name for name in resting)
+    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
+    assert frozen and all(".indexer." in name for name in frozen)
     assert not stage.aux_request.indexer_loss and STAGES["sft"].aux_request.indexer_loss

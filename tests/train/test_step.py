@@ -6,15 +6,15 @@ from paddock.train.objective import LanguageModelObjective
 from paddock.train.settings import AuxLossSettings, ComputeSettings
 from paddock.train.stages import STAGES
 from paddock.train.trainer import Trainer, TrainingError
-from tests.model.networks import born, latent_config
-from tests.train.test_batch import batch_of
+from tests.model.networks import build_network, latent_config
+from tests.train.test_micro_batch import batch_of
 from tests.train.tiny import settings
 
 
 def trainer_of(tmp_path, network=None, **changes):
     chosen = settings(tmp_path, **changes)
     stage = STAGES[chosen.stage]
-    network = network or born(latent_config())
+    network = network or build_network(latent_config())
     stage.freeze(network)
     objective = LanguageModelObjective(stage, AuxLossSettings())
     return Trainer(network, objective, chosen, tmp_path / "evidence" / "batch.npz")
@@ -24,7 +24,7 @@ def step(trainer, batch=None, lr=1e-3):
     return trainer.step(batch or batch_of(14, 5, 9), lr=lr, bias_rate=1e-3, progress=0.0)
 
 
-def test_the_same_batch_again_and_again_is_learnt(tmp_path):
+def test_a_repeated_batch_is_overfitted(tmp_path):
     trainer = trainer_of(tmp_path)
     first = step(trainer).losses["loss"]
     for _ in range(30):
@@ -32,7 +32,7 @@ def test_the_same_batch_again_and_again_is_learnt(tmp_path):
     assert last < 0.3 * first
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path):
+def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(tmp_path):
     trainer = trainer_of(tmp_path)
     with torch.no_grad():
         trainer.network.embed.weight[20] = float("nan")
@@ -48,7 +48,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path):
     "options",
     [{"activation_checkpointing": True}, {"activation_offload": True}, {"micro_batch_tokens": 10}],
 )
-def test_how_a_step_is_computed_changes_nothing_about_it(tmp_path, options):
+def test_compute_options_do_not_change_a_step(tmp_path, options):
     plain = trainer_of(tmp_path)
     other = trainer_of(tmp_path, compute=ComputeSettings(**options))
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_how_a_step_is_computed_changes_nothing_about_it(tmp_path, options):
 
 
 def test_small_steps_are_not_lost_to_bfloat16(tmp_path):
-    network = born(latent_config())
+    network = build_network(latent_config())
     exact = network.head.weight.detach().clone()
     trainer = trainer_of(tmp_path, network, compute=ComputeSettings(dtype="bfloat16"))
     assert torch.equal(trainer.weights.master["head.weight"], exact)  # not rounded at the start
@@ -79,7 +79,7 @@ def test_bfloat16_learns_like_float32(tmp_path):
     assert two.losses["loss"] == pytest.approx(one.losses["loss"], rel=0.03)
 
 
-def test_the_router_bias_is_nudged_and_the_imbalance_reported(tmp_path):
+def test_the_router_bias_is_updated_and_the_imbalance_reported(tmp_path):
     trainer = trainer_of(tmp_path)
     before = trainer.network.layers[1].mlp.router.bias.clone()
     report = step(trainer)

@@ -1,4 +1,4 @@
-"""How many threads an operation takes, and where, is the machine's business, and the run's."""
+"""Threads and device of a run."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from paddock.train.settings import ComputeSettings
 from paddock.train.trainer import TrainingError
 
 
-def test_a_run_says_how_many_threads_it_takes_and_the_next_one_is_free_again():
+def test_a_run_sets_its_threads_and_restores_them():
     before = torch.get_num_threads()
     try:
         assert init_device(ComputeSettings(device="cpu", threads=1)) == torch.device("cpu")
@@ -20,6 +20,6 @@ def test_a_run_says_how_many_threads_it_takes_and_the_next_one_is_free_again():
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused_by_name(name):
+def test_a_missing_device_is_rejected_by_name(name):
     with pytest.raises(TrainingError, match=f"'compute.device' '{name}': [^\n]+$"):
         init_device(ComputeSettings(device=name))

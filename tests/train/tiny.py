@@ -1,4 +1,4 @@
-"""A run small enough for a test: two sparse layers, generated sums, a few dozen tokens a step."""
+"""A run small enough for a test: two sparse layers, generated sums, a few dozen tokens per step."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ VOCAB = 320
 
 
 def network_folder(folder: Path, **changes: Any) -> Path:
-    """A newborn network on disk, to start runs from."""
+    """A freshly initialised network on disk, to start runs from."""
     two_layers: dict[str, Any] = {
         "vocab": VOCAB,
         "attention": ("dsa",) * 2,

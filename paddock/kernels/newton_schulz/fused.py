@@ -15,7 +15,7 @@ Halves are computed by a kernel of our own, whole products by the library. `HALF
 
 Small singular values are squared in g, and roundings there can make an eigenvalue negative, which
 grows without bound. Two measures keep the result closer to the exact one than the definition's
-bfloat16 is (tests/kernels/test_newton_schulz_twin.py): g is recomputed after the second step
+bfloat16 is (tests/kernels/test_newton_schulz_fused.py): g is recomputed after the second step
 and after every third one from there, and products are rounded to float16, which is eight times
 finer. Its range suffices because singular values never exceed about one; the small entries that a
 matrix of norm one begins with are lifted by SCALE, which the first polynomial undoes.
