@@ -34,7 +34,7 @@ from tests.serve.attacks import (
     dash_attacks,
     serve_attacks,
 )
-from tests.serve.school import CONTEXT, tokenizer
+from tests.serve.memorized_model import CONTEXT, tokenizer
 
 IDLE = 400  # connections at once
 MEGABYTES = 1000  # that a server may take more, at any time, for a single client's 32 MB

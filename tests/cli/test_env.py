@@ -12,7 +12,7 @@ from paddock.cli.__main__ import app
 from paddock.envs import REGISTRY
 from paddock.sandbox import rootfs
 from tests.envs.harbor.tasks import simple
-from tests.sandbox.boxes import BWRAP
+from tests.sandbox.sandboxes import BWRAP
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--set", "levels=[1]", "--set", 'families=["files"]', "--set", "warm_sandboxes=0"]

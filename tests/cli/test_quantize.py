@@ -23,7 +23,7 @@ from paddock.quant.calibration_data import make_batches
 from paddock.quant.layer_quantizer import text_digest
 from paddock.text import Tokenizer
 from paddock.train import train
-from tests.cli.plans import plan_in
+from tests.cli.pipelines import plan_in
 from tests.quant.elsewhere import ELSEWHERE, Pretending
 from tests.train.tiny import network_folder, run_in, settings
 

@@ -17,7 +17,7 @@ from paddock.cli.__main__ import app
 from paddock.config import ConfigError, load_recipe, resolve
 from paddock.dashboard import read_pipeline_report
 from paddock.launch.pipeline import PipelineSettings, finished_stages, load_pipeline, resolve_stages
-from tests.cli.plans import plan_in
+from tests.cli.pipelines import plan_in
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PLAN = """

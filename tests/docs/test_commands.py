@@ -14,9 +14,9 @@ from paddock.cli.__main__ import COMMANDS, app
 from paddock.sandbox import rootfs
 from paddock.text import train_tokenizer, with_chat_template
 from tests.cli.test_convert import grouped
+from tests.docs.command_runner import opened
 from tests.docs.pages import LANGUAGES, ROOT, Block, blocks, every_command, inline, links, pages
-from tests.docs.workshop import opened
-from tests.sandbox.boxes import missing
+from tests.sandbox.sandboxes import missing
 from tests.text.tiny_gguf import byte_level, write_gguf
 from tests.train.tiny import network_folder
 

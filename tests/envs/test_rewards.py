@@ -22,7 +22,7 @@ from paddock.envs.rewards import (
 )
 from paddock.envs.rewards.rules import matches_json_schema, token_f1
 from paddock.records import Failure, Message, Verdict
-from tests.envs.judges import graded, serving
+from tests.envs.judge_server import graded, serving
 from tests.envs.soundness import outcomes, says
 from tests.patience import PATIENCE_S
 

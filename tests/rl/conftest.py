@@ -1,6 +1,6 @@
 import pytest
 
-from tests.rl.vault import schooled
+from tests.rl.vault_env import schooled
 from tests.rl.vault_runs import register
 
 

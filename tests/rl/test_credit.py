@@ -6,7 +6,7 @@ import pytest
 from paddock.records import TrainSample, Turn
 from paddock.rl.credit import assign_credit, token_loss_weights, with_critic_advantages
 from paddock.rl.settings import CreditSettings, RewardSettings
-from tests.rl.attempts import attempt, completion, group, trajectory
+from tests.rl.rollouts import attempt, completion, group, trajectory
 
 MEAN = CreditSettings(advantage_norm="mean")
 

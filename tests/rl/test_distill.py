@@ -9,7 +9,7 @@ from paddock.rl.distill import DistillError, TaskTeacher, add_teacher_logprobs
 from paddock.train.policy import compute_logprobs, pack_samples
 from tests.rl.learners import learner, lessons
 from tests.rl.nets import engine_for, network, prompts, rolled
-from tests.rl.vault import schooled
+from tests.rl.vault_env import schooled
 from tests.rl.vault_runs import numbers, recipe_in
 
 RECIPE = """

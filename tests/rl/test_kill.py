@@ -43,7 +43,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from paddock.launch.event_loop import run_with_grace
-from tests.rl.vault import VaultEnv
+from tests.rl.vault_env import VaultEnv
 async def cling(env):
     while int(env.task.id.rsplit("/", 1)[1]) >= 2:  # behind the first batch
         with suppress(asyncio.CancelledError):

@@ -128,7 +128,7 @@ def test_on_policy_nothing_is_masked_and_the_gap_is_rounding(tmp_path):
 
 def test_the_loss_of_a_batch_is_equation_1(tmp_path):
     """One group, against the formula written down in plain Python."""
-    from tests.rl import golden
+    from tests.rl import reference_losses
 
     made = learner(tmp_path, network(), loss={"kind": "icepop", "aggregate": "sequence"})
     (group,) = lessons(batch_of(made, count=1, size=3), made.settings)
@@ -154,7 +154,7 @@ def test_the_loss_of_a_batch_is_equation_1(tmp_path):
                 if t
             ]
         )
-    expected = golden.equation_1(rows, beta=2.0, below=0.2, above=0.28)
+    expected = reference_losses.equation_1(rows, beta=2.0, below=0.2, above=0.28)
     report = made.train([group]).step_outputs[0]
     assert report.losses["masked"] > 0
     assert report.losses["policy_loss"] == pytest.approx(expected, abs=1e-6)

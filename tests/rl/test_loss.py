@@ -18,7 +18,7 @@ from paddock.rl.loss import (
 from paddock.rl.policy_loss import PolicyLoss
 from paddock.rl.settings import PolicyLossSettings
 from paddock.train.policy import PolicyTokens
-from tests.rl import golden
+from tests.rl import reference_losses
 
 LOGP = st.floats(-6, -0.01)
 ROWS = st.lists(
@@ -29,23 +29,25 @@ ROWS = st.lists(
 CASES = {
     "ppo": (
         lambda t: ppo_clip(t, clip_low=0.2, clip_high=0.28),
-        lambda logp, old, _, a: golden.ppo(logp, old, a, 0.2, 0.28),
+        lambda logp, old, _, a: reference_losses.ppo(logp, old, a, 0.2, 0.28),
     ),
     "icepop": (
         lambda t: icepop(t, beta=2.0, clip_low=0.2, clip_high=0.28),
-        lambda *x: golden.icepop(*x, beta=2.0, below=0.2, above=0.28),
+        lambda *x: reference_losses.icepop(*x, beta=2.0, below=0.2, above=0.28),
     ),
     "tis": (
         lambda t: importance_weighted_ppo(t, clip_low=0.2, clip_high=0.28, cap=2.0),
-        lambda *x: golden.corrected(*x, cap=2.0, below=0.2, above=0.28),
+        lambda *x: reference_losses.corrected(*x, cap=2.0, below=0.2, above=0.28),
     ),
     "decoupled": (
         lambda t: importance_weighted_ppo(t, clip_low=0.2, clip_high=0.28),
-        lambda *x: golden.corrected(*x, cap=float("inf"), below=0.2, above=0.28),
+        lambda *x: reference_losses.corrected(*x, cap=float("inf"), below=0.2, above=0.28),
     ),
     "double_sided": (
         lambda t: double_sided(t, clip_low=0.5, clip_high=1.0),
-        lambda logp, _, rollout, a: golden.double_sided(logp, rollout, a, below=0.5, above=1.0),
+        lambda logp, _, rollout, a: reference_losses.double_sided(
+            logp, rollout, a, below=0.5, above=1.0
+        ),
     ),
     "reinforce": (reinforce, lambda logp, _, __, a: (a * logp, a)),
 }

@@ -43,7 +43,7 @@ ONE_STEP_OFF = ("rollout.pipeline_depth=1", "rollout.max_staleness=1")
 def register():
     """The vault among the worlds, as recipes name them."""
     REGISTRY["vault"] = replace(
-        REGISTRY["logic"], settings="tests.rl.vault:VaultSettings", needs=""
+        REGISTRY["logic"], settings="tests.rl.vault_env:VaultSettings", needs=""
     )
 
 

@@ -3,7 +3,7 @@
 from random import Random
 
 from paddock.rollout.settings import RolloutSettings, TaskSettings
-from tests.rollout.virtual import BASE, Engine, sampled
+from tests.rollout.virtual_time import BASE, Engine, sampled
 
 DELAYS = {
     "even": lambda given, rng: rng.uniform(0.5, 1.5),

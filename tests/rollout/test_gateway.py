@@ -29,10 +29,10 @@ from paddock.rollout.session_manager import GatewaySettings, SessionConfig, Sess
 from paddock.text import SpecialToken, Tokenizer, get_renderer
 from tests.patience import until
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent, Door, MessagesAgent
+from tests.rollout.conversations import ids_of
 from tests.rollout.engines import Chancy, Scripted, completion, renderer
-from tests.rollout.talks import ids_of
 from tests.serve.live import listening
-from tests.serve.school import WEATHER
+from tests.serve.memorized_model import WEATHER
 from tests.text.conversations import MARKERS, WORDS, text
 
 VARIANTS = [(name, stream) for name in AGENTS for stream in (False, True)]

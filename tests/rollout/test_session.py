@@ -13,8 +13,7 @@ from paddock.rollout.client import InferenceRequest, final_delta
 from paddock.rollout.prefix_matcher import LOOSE, STRICT, PrefixMatcher
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import SpecialToken, ThinkingKwargs
-from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
-from tests.rollout.talks import (
+from tests.rollout.conversations import (
     CALL_OF_NOW,
     JUDGED,
     SILENT,
@@ -25,6 +24,7 @@ from tests.rollout.talks import (
     say,
     user,
 )
+from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
 from tests.text.conversations import MARKERS, WORDS, text
 
 # --- A1, A2: random sessions ----------------------------------------------------------------------

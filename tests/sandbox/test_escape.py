@@ -11,7 +11,7 @@ import pytest
 
 from paddock.sandbox import ResourceLimits, cgroups
 from paddock.sandbox.filesystem import unpack
-from tests.sandbox.boxes import (
+from tests.sandbox.sandboxes import (
     BOTH,
     LATER,
     MIB,

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.attack_sandbox import CALLS, PROBE, REFUSED
 from paddock.sandbox import ResourceLimits, seccomp
-from tests.sandbox.boxes import BOTH, BWRAP, in_box
+from tests.sandbox.sandboxes import BOTH, BWRAP, in_box
 
 both = pytest.mark.parametrize("backend", BOTH)
 DEFAULT = Path("/usr/share/containers/seccomp.json")

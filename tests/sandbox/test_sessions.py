@@ -1,7 +1,7 @@
 import pytest
 
 from paddock.sandbox import PythonSession, ShellSession
-from tests.sandbox.boxes import BOTH, BWRAP, SMALL, in_box
+from tests.sandbox.sandboxes import BOTH, BWRAP, SMALL, in_box
 
 both = pytest.mark.parametrize("backend", BOTH)
 only_bwrap = pytest.mark.parametrize("backend", BWRAP)

@@ -4,7 +4,7 @@ import pytest
 from filelock import FileLock
 
 from tests.serve.live import serving
-from tests.serve.school import schooled
+from tests.serve.memorized_model import schooled
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import anthropic
 import pytest
 
-from tests.serve.school import CONTEXT, WEATHER
+from tests.serve.memorized_model import CONTEXT, WEATHER
 
 TOOLS = [{"name": WEATHER.name, "description": "Weather", "input_schema": dict(WEATHER.parameters)}]
 HELLO = [{"role": "user", "content": "Say hello."}]

@@ -8,7 +8,7 @@ import pytest
 
 from paddock.text.chat_template import tool_to_openai
 from tests.patience import until, until_async
-from tests.serve.school import CONTEXT, COUNTS, WEATHER
+from tests.serve.memorized_model import CONTEXT, COUNTS, WEATHER
 
 TOOLS = [tool_to_openai(WEATHER)]
 HELLO = [{"role": "user", "content": "Say hello."}]

@@ -20,7 +20,7 @@ CHECKED = [
     response_schema_conformance,
     status_code_conformance,
 ]
-# Pausing would leave the others waiting; tests/serve/test_control.py does it.
+# Pausing would leave the others waiting; tests/serve/test_admin_routes.py does it.
 APART = ["/pause_generation"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from paddock.envs.harbor import TaskError, check_task, read_task
 from tests.envs.harbor.tasks import SETTINGS, write
-from tests.sandbox.boxes import BWRAP
+from tests.sandbox.sandboxes import BWRAP
 
 TASK = """# canary
 instruction: |-

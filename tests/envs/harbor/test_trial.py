@@ -9,7 +9,7 @@ from paddock.envs.harbor.failures import TrialFailed
 from paddock.envs.harbor.image import DockerfileBuilder
 from paddock.envs.harbor.results import TrialInfo, now, save_logs, write_results
 from tests.envs.harbor.tasks import SETTINGS, TEST, in_steps, simple
-from tests.sandbox.boxes import BOTH, BWRAP
+from tests.sandbox.sandboxes import BOTH, BWRAP
 
 bwrap = pytest.mark.parametrize("backend", BWRAP)
 

@@ -9,7 +9,7 @@ from paddock.envs import make
 from paddock.envs.terminal import sandboxed_checks
 from paddock.envs.terminal.generate import FAMILIES, available_families, generate_task
 from paddock.sandbox import ResourceLimits
-from tests.sandbox.boxes import BWRAP, MIB, in_box
+from tests.sandbox.sandboxes import BWRAP, MIB, in_box
 
 BATCH = Path(__file__).with_name("batch_inside.py")
 LIMITS = ResourceLimits(

@@ -11,7 +11,7 @@ from paddock.rollout.client import InferenceRequest, NonStreamingClient, Request
 from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
-from tests.rollout.virtual import Learner, number, run, trajectory
+from tests.rollout.virtual_time import Learner, number, run, trajectory
 
 
 class Batcher(NonStreamingClient):

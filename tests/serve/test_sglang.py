@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.serve.live import serving
-from tests.serve.school import COUNT, SILENT
+from tests.serve.memorized_model import COUNT, SILENT
 
 IDS = [5, 9, 17, 33, 60, 61, 62]
 

@@ -21,7 +21,7 @@ from paddock.rollout.replica_pool import Replica, ReplicaPool
 from paddock.rollout.task_health import RunAbortedError
 from tests.engine.nets import engine, greedy, network
 from tests.model.networks import born, latent_config
-from tests.rollout.test_fleet import QUICK, SAMPLING, Fake, ask, replicas
+from tests.rollout.test_replica_pool import QUICK, SAMPLING, Fake, ask, replicas
 
 
 def in_process(engine):

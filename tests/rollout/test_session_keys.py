@@ -18,8 +18,8 @@ from tests.rollout.engines import Chancy, renderer
 from tests.rollout.task_service import KEY
 from tests.rollout.task_service import rollout as honest
 from tests.rollout.test_gateway import ADMIN, gateway, opened
-from tests.rollout.test_service import attempted, conductor, given, served
-from tests.rollout.virtual import Engine, Learner
+from tests.rollout.test_task_service import attempted, conductor, given, served
+from tests.rollout.virtual_time import Engine, Learner
 from tests.serve.live import listening
 
 HELLO = [{"role": "user", "content": "Hi"}]

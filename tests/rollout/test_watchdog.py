@@ -9,7 +9,7 @@ from paddock.rollout.in_flight import run_with_timeout
 from paddock.rollout.task_schedule import RolloutSpec
 from paddock.rollout.watchdog import EventLoopWatchdog
 from tests.patience import PATIENCE_S
-from tests.rollout.virtual import trajectory
+from tests.rollout.virtual_time import trajectory
 
 
 class Noticed(logging.Handler):

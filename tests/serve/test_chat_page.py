@@ -8,7 +8,7 @@ import time
 import pytest
 
 from paddock.text.chat_template import tool_to_openai
-from tests.serve.school import WEATHER
+from tests.serve.memorized_model import WEATHER
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]

@@ -35,7 +35,7 @@ from paddock.rollout.sglang_client import (
 )
 from paddock.text import Tokenizer, get_renderer, parse_completion
 from tests.serve.live import serving
-from tests.serve.school import ASK, COUNT, WEATHER
+from tests.serve.memorized_model import ASK, COUNT, WEATHER
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40)
 

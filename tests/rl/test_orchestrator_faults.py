@@ -10,7 +10,7 @@ from paddock.rl.live_batches import LiveBatchSource, RolloutStalledError
 from paddock.rollout.concurrency import EngineLoad
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
-from tests.rollout.virtual import FAILURES, Engine, Learner, learn, run
+from tests.rollout.virtual_time import FAILURES, Engine, Learner, learn, run
 
 
 @pytest.mark.parametrize("kind", FAILURES)

@@ -9,8 +9,8 @@ from paddock.rollout.session_manager import SessionConfig
 from paddock.text import ChatTemplate, SpecialToken
 from paddock.text.chat_template_renderer import ChatTemplateRenderer
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent
+from tests.rollout.conversations import ids_of
 from tests.rollout.engines import Chancy, Scripted, completion, tokenizer
-from tests.rollout.talks import ids_of
 from tests.rollout.test_gateway import VARIANTS, exported, gateway, opened
 
 

@@ -12,8 +12,8 @@ from paddock.text.chat_template import glm_chat_template
 from paddock.text.chat_template_renderer import ChatTemplateRenderer
 from paddock.text.gguf import tokenizer_from_gguf
 from paddock.text.prefix_check import SessionPattern, find_prefix_change
+from tests.rollout.conversations import JUDGED, ids_of, say, user
 from tests.rollout.engines import SPEC, completion, renderer, tokenizer
-from tests.rollout.talks import JUDGED, ids_of, say, user
 from tests.text.test_folder import CHATML
 from tests.text.tiny_gguf import write_gguf
 

@@ -39,8 +39,8 @@ from paddock.rollout.context_management import chain_strategies, discard_all, ke
 from paddock.rollout.session import PRESERVED
 from paddock.rollout.worker import RolloutWorker
 from tests.model.networks import latent_config
+from tests.rollout.conversations import assert_each_token_trained_once
 from tests.rollout.engines import SPEC, Chancy, Logged, renderer, tokenizer
-from tests.rollout.talks import assert_each_token_trained_once
 
 ASK = Message(role="user", content="Go.")
 

@@ -19,7 +19,7 @@ from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
 from paddock.rollout.task_schedule import RolloutSpec
 from tests.rollout.schedules import lags, schedule
-from tests.rollout.virtual import BASE, FAILURES, Engine, Learner, content, number, run
+from tests.rollout.virtual_time import BASE, FAILURES, Engine, Learner, content, number, run
 
 
 class Killed(BaseException):
@@ -315,7 +315,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 def lived(folder, seed, *, calls=0):
     """A conductor's weights at last and the calls it made; nothing if it died after `calls`."""
-    command = [sys.executable, "-m", "tests.rl.conductor", folder, str(seed), str(calls)]
+    command = [sys.executable, "-m", "tests.rl.orchestrator_process", folder, str(seed), str(calls)]
     root = Path(paddock.__file__).parents[1]
     said = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True).stdout.split()
     assert said[:1] in ([], ["done"])

@@ -10,7 +10,7 @@ import pytest
 
 from paddock.envs.worker_pool import WorkerError, WorkerPool, can_isolate
 
-HERE = "tests.envs.test_worker"
+HERE = "tests.envs.test_worker_pool"
 seen = []
 
 

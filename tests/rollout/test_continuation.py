@@ -12,8 +12,8 @@ from paddock.rollout.session import PRESERVED, Session, SessionHistory
 from paddock.rollout.session_manager import LiveSession, SessionConfig
 from paddock.text import SpecialToken, parse_completion
 from paddock.text.messages import parse_messages
+from tests.rollout.conversations import CALL_OF_NOW, SILENT, follow_up, ids_of, rewritten, say, user
 from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
-from tests.rollout.talks import CALL_OF_NOW, SILENT, follow_up, ids_of, rewritten, say, user
 
 
 def as_sent(message, *, ids=True):

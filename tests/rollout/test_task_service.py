@@ -26,7 +26,7 @@ from paddock.rollout.task_service import RemoteRollout, TaskServiceRegistry, bui
 from tests.patience import PATIENCE_S, until_async
 from tests.rollout.engines import renderer, tokenizer
 from tests.rollout.task_service import KEY
-from tests.rollout.virtual import Engine, Learner
+from tests.rollout.virtual_time import Engine, Learner
 
 
 class Brief(NonStreamingClient):

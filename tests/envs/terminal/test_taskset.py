@@ -10,7 +10,7 @@ from paddock.envs.terminal.taskset import command_policy
 from paddock.records import Failure, Message, ToolCall, Verdict
 from paddock.sandbox import SandboxError, open_sandbox
 from tests.envs.harbor.tasks import in_steps, simple
-from tests.sandbox.boxes import BWRAP
+from tests.sandbox.sandboxes import BWRAP
 
 bwrap = pytest.mark.parametrize("backend", BWRAP)
 SMALL = {"levels": [2], "families": ["files", "search", "archive"], "warm_sandboxes": 0}

@@ -1,4 +1,4 @@
-"""A conductor in a process of its own: `python -m tests.rl.conductor FOLDER SEED CALLS`.
+"""A conductor in a process of its own: `python -m tests.rl.orchestrator_process FOLDER SEED CALLS`.
 
 In lock-step, one step off; a checkpoint every other update, as a file that appears whole or not at
 all. It dies after so many Python calls (0: not at all), or says `done`, its weights and how many
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from tests.killing import die_after
-from tests.rl.test_collect_resume import Disk, live, lockstep
-from tests.rollout.virtual import run
+from tests.rl.test_orchestrator_resume import Disk, live, lockstep
+from tests.rollout.virtual_time import run
 
 BATCHES = 24
 

@@ -11,7 +11,7 @@ from paddock.rollout.settings import RolloutSettings, TaskSettings
 from paddock.rollout.task_health import RunAbortedError
 from paddock.rollout.task_schedule import RolloutSpec, next_tasks
 from tests.rollout.schedules import DELAYS, lags, schedule
-from tests.rollout.virtual import BASE, Engine, content, learn, number, run, sampled
+from tests.rollout.virtual_time import BASE, Engine, content, learn, number, run, sampled
 
 
 def check_schedule(n):

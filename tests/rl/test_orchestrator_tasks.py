@@ -12,7 +12,7 @@ from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
 from paddock.rollout.task_health import RunAbortedError
 from paddock.rollout.task_mixture import TaskRatioError
-from tests.rollout.virtual import FAILURES, Engine, Learner, learn, run
+from tests.rollout.virtual_time import FAILURES, Engine, Learner, learn, run
 
 
 def trained(learner, first=0):

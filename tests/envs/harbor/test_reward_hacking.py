@@ -11,7 +11,7 @@ from paddock.envs.harbor import verifier_view as seen_module
 from paddock.envs.harbor.settings import sandbox_settings
 from paddock.envs.harbor.verifier_view import verifier_view
 from tests.envs.harbor.tasks import SETTINGS, simple
-from tests.sandbox.boxes import BOTH, BWRAP
+from tests.sandbox.sandboxes import BOTH, BWRAP
 
 bwrap = pytest.mark.parametrize("backend", BWRAP)
 # One of each kind; `make prove AREA=attack` tries them all on every backend.

@@ -21,7 +21,7 @@ from paddock.engine import EngineWeightUpdater
 from tests.engine.nets import frozen_once_begun
 from tests.patience import until
 from tests.serve.live import serving
-from tests.serve.test_peers import free_port
+from tests.serve.test_external_clients import free_port
 
 IDS = list(range(30, 80))
 ASK = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 8, "temperature": 0}}

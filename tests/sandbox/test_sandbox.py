@@ -9,7 +9,7 @@ from paddock.sandbox import (
     delete_snapshot,
     open_sandbox,
 )
-from tests.sandbox.boxes import BOTH, BWRAP, SMALL, execute, in_box, machine
+from tests.sandbox.sandboxes import BOTH, BWRAP, SMALL, execute, in_box, machine
 
 both = pytest.mark.parametrize("backend", BOTH)
 only_bwrap = pytest.mark.parametrize("backend", BWRAP)

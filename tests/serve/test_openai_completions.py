@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from paddock.text.chat_template import tool_to_openai
 from tests.serve.live import serving
-from tests.serve.school import CONTEXT, WEATHER
+from tests.serve.memorized_model import CONTEXT, WEATHER
 
 TOOLS = [tool_to_openai(WEATHER)]
 HELLO = [{"role": "user", "content": "Say hello."}]

@@ -8,7 +8,7 @@ from paddock.api.openai_completions import CompletionBody, parse_completion_requ
 from paddock.api.sglang_request import GenerateBody, parse_generate_requests
 from paddock.http.json_body import parse_json
 from paddock.records import ApiError
-from tests.api.test_asks import DEFAULTS, chat_of
+from tests.api.test_chat_requests import DEFAULTS, chat_of
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from paddock.sandbox import (
     container,
     open_sandbox,
 )
-from tests.sandbox.boxes import BWRAP, SMALL, groups, in_box, machine
+from tests.sandbox.sandboxes import BWRAP, SMALL, groups, in_box, machine
 
 only_bwrap = pytest.mark.parametrize("backend", BWRAP)
 UNISOLATED = {"backend": "unisolated", "allow_unisolated": True}

@@ -22,7 +22,7 @@ from paddock.rollout.client import (
 from paddock.rollout.continuation import can_continue, concat_completions, continuation_request
 from paddock.rollout.replica_pool import Replica, ReplicaPool
 from tests.model.networks import born, latent_config
-from tests.rollout.test_fleet import QUICK, Fake, ask, expected, gathered, replicas
+from tests.rollout.test_replica_pool import QUICK, Fake, ask, expected, gathered, replicas
 
 
 def test_nobody_waits_longer_than_the_deadline():
