@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 
 
-def die_after(calls: int) -> Callable[[], int]:
+def kill_after_calls(calls: int) -> Callable[[], int]:
     """Let this thread make so many Python calls, then `kill -9` the process; 0: never.
 
     Returns a function that says how many calls there have been.

@@ -213,10 +213,10 @@ def test_killed_at_random_moments_it_ends_in_the_same_place(plan, tmp_path):
         return (model / "model.safetensors").read_bytes()
 
     subprocess.run([*command, str(tmp_path / "calm")], check=True, env=environment)
-    chance, stormy = random.Random(0), tmp_path / "stormy"
+    rng, stormy = random.Random(0), tmp_path / "stormy"
     for _ in range(3):
         child = subprocess.Popen([*command, str(stormy)], env=environment)
-        time.sleep(chance.uniform(2, 6))
+        time.sleep(rng.uniform(2, 6))
         child.send_signal(signal.SIGKILL)
         child.wait()
     subprocess.run([*command, str(stormy)], check=True, env=environment)

@@ -47,8 +47,8 @@ def folder(tmp_path_factory):
     return target
 
 
-def words(folder, out, *more, world="nano-chain"):
-    said = ["sample", folder, world, "--out", out, "--n", 3, "--num-tasks", 6, "--min-reward", 0]
+def words(folder, out, *more, taskset="nano-chain"):
+    said = ["sample", folder, taskset, "--out", out, "--n", 3, "--num-tasks", 6, "--min-reward", 0]
     return [str(word) for word in (*said, "--max-tokens", 40, "--max-concurrent", 4, *more)]
 
 
@@ -104,7 +104,7 @@ def test_other_settings_need_another_file(straight, folder):
     found = CliRunner().invoke(app, words(folder, straight, "--temperature", "0.5"))
     assert found.exit_code == 1
     assert "was started with temperature 1.0, not 0.5" in found.output
-    other = CliRunner().invoke(app, words(folder, straight, world="nano-moon"))
+    other = CliRunner().invoke(app, words(folder, straight, taskset="nano-moon"))
     assert other.exit_code == 1 and "environment 'nano-moon' not found" in other.output
 
 
@@ -219,10 +219,10 @@ import sys
 from pathlib import Path
 from paddock.launch.dialogue_file import DialogueFile
 from paddock.records import Verdict
-from tests.killing import die_after
+from tests.killing import kill_after_calls
 
 with DialogueFile.open(Path(sys.argv[1]), {BEGUN!r}) as harvest:
-    die_after(int(sys.argv[2]))
+    kill_after_calls(int(sys.argv[2]))
     for k in range(400):
         if f"a#{{k}}" not in harvest.done:
             worth = float(k % 3 > 0)
@@ -235,9 +235,9 @@ with DialogueFile.open(Path(sys.argv[1]), {BEGUN!r}) as harvest:
 def test_killed_at_any_moment_nothing_is_torn_doubled_or_lost(tmp_path):
     out = tmp_path / "k.jsonl"
     command = [sys.executable, "-c", WRITER]
-    chance, codes = random.Random(5), []
+    rng, codes = random.Random(5), []
     while not codes or codes[-1] == -signal.SIGKILL:
-        calls = str(chance.randint(1, 9000))
+        calls = str(rng.randint(1, 9000))
         codes.append(subprocess.run([*command, str(out), calls], cwd=ROOT).returncode)
     assert codes[-1] == 0 and len(codes) > 4
     assert sorted(by_id(out)) == sorted(f"a#{k}" for k in range(400) if k % 3 > 0)

@@ -22,7 +22,7 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["Say the word twice. It wants a look. Done. seen it"], vocab=420)
 
 
-def attempt(words: Tokenizer, number: int, member: int, outcome: Outcome, version: int = 0):
+def trajectory(words: Tokenizer, number: int, member: int, outcome: Outcome, version: int = 0):
     """Two turns: a thought and a call, what the tool said, a thought and an answer."""
 
     def ids(text: str) -> tuple[int, ...]:
@@ -114,11 +114,11 @@ def _fate(words: Tokenizer, number: int, member: int) -> Trajectory:
     outcome: Outcome = Verdict(reward=float(member % 2) if number == 0 else 1.0, note="said twice")
     if number == 2:
         outcome = Failure(kind="world", where="start", what=f"disk full {HOSTILE}")
-    return attempt(words, number, member, outcome)
+    return trajectory(words, number, member, outcome)
 
 
 def _taught(words: Tokenizer, member: int) -> TokenTrainRecord:
-    count = sum(attempt(words, 0, member, Verdict(reward=0.0)).loss_mask)
+    count = sum(trajectory(words, 0, member, Verdict(reward=0.0)).loss_mask)
     return TokenTrainRecord(
         update=0,
         log_ratio=[0.25 if i % 2 else -0.5 for i in range(count)],
@@ -127,7 +127,7 @@ def _taught(words: Tokenizer, member: int) -> TokenTrainRecord:
     )
 
 
-def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60) -> Path:
+def write_large(folder: Path, rollouts: int, *, group: int = 8, tokens: int = 60) -> Path:
     """A run with so many attempts, all of one wording; written in bulk, with the ledger's own
     tables and packing."""
     folder.mkdir(parents=True)
@@ -147,7 +147,7 @@ def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60
         outcome=Verdict(reward=0.5),
     )
     packed = pack_rollout([one])
-    path, groups = folder / "ledger.sqlite", attempts // group
+    path, groups = folder / "ledger.sqlite", rollouts // group
     Ledger(path).close()
     base = sqlite3.connect(path, isolation_level=None)
     base.execute("BEGIN")
@@ -157,7 +157,7 @@ def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60
     )
     base.executemany(
         "INSERT INTO attempts VALUES (?, ?, ?, '', '', '', 3, 3, ?, ?)",
-        ((i // group, i % group, (i * 7 % 11) / 10, tokens, packed) for i in range(attempts)),
+        ((i // group, i % group, (i * 7 % 11) / 10, tokens, packed) for i in range(rollouts)),
     )
     updates = range(-(-groups // 16))
     base.executemany("INSERT INTO updates VALUES (?, ?, '')", ((n, n + 1) for n in updates))
@@ -167,7 +167,7 @@ def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     began = 1e9
     with (folder / "rollouts.jsonl").open("w") as file:
-        for i in range(attempts):
+        for i in range(rollouts):
             said = {"time": began + i + 5.0, "started": began + i, "task": "sums"}
             said |= {"number": i // group, "rollout": i % group, "tokens": tokens, "reward": 0.5}
             file.write(json.dumps(said) + "\n")

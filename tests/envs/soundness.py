@@ -23,7 +23,7 @@ def always(text):
     return speak
 
 
-def outcomes(world, tasks, player_of, at_once=8):
+def outcomes(taskset, tasks, policy_of, at_once=8):
     """What a player, made for each task, gets for it."""
 
     async def all_of_them():
@@ -31,7 +31,7 @@ def outcomes(world, tasks, player_of, at_once=8):
 
         async def attempt(task):
             async with gate:
-                episode = await run_rollout(world.make_env(task), player_of(task))
+                episode = await run_rollout(taskset.make_env(task), policy_of(task))
             assert not episode.leak, episode.leak
             return episode.outcome
 
@@ -40,25 +40,25 @@ def outcomes(world, tasks, player_of, at_once=8):
     return asyncio.run(all_of_them())
 
 
-def rewards(world, tasks, player_of, **options):
-    found = outcomes(world, tasks, player_of, **options)
+def rewards(taskset, tasks, policy_of, **options):
+    found = outcomes(taskset, tasks, policy_of, **options)
     failed = [outcome for outcome in found if not isinstance(outcome, Verdict)]
     assert not failed, failed[0]
     return [outcome.reward for outcome in found]
 
 
-def pass_rate(world, tasks, player_of):
-    found = rewards(world, tasks, player_of)
+def pass_rate(taskset, tasks, policy_of):
+    found = rewards(taskset, tasks, policy_of)
     return sum(reward == 1.0 for reward in found) / len(found)
 
 
-def check_sound(world, count, wrong_players=(), split="train"):
+def check_sound(taskset, count, wrong_players=(), split="train"):
     """The solver gets everything; saying nothing, and every wrong player, does not."""
-    tasks = [world.task(index, split) for index in range(count)]
-    assert rewards(world, tasks, world.solver) == [1.0] * count
-    assert max(rewards(world, tasks, lambda task: always(""))) < 1
+    tasks = [taskset.task(index, split) for index in range(count)]
+    assert rewards(taskset, tasks, taskset.solver) == [1.0] * count
+    assert max(rewards(taskset, tasks, lambda task: always(""))) < 1
     for wrong in wrong_players:
-        assert max(rewards(world, tasks, wrong)) < 1
+        assert max(rewards(taskset, tasks, wrong)) < 1
 
 
 def check_tasks(make, count):

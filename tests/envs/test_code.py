@@ -376,12 +376,12 @@ def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
     ]
     heard = []
 
-    async def player(messages, tools):
+    async def policy(messages, tools):
         assert [spec.name for spec in tools] == ["python"]
         heard.append(messages[-1].content)
         return await scripted_policy(*script)(messages, tools)
 
-    assert rewards(taskset, [task], lambda task: player) == [1.0]
+    assert rewards(taskset, [task], lambda task: policy) == [1.0]
     assert heard[1] == "(no output)"
     assert heard[2] == "Fraction(2, 1)"
     assert "NameError" in heard[3]

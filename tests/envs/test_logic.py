@@ -13,9 +13,9 @@ from tests.envs.soundness import check_sound, check_tasks, pass_rate, says
 @pytest.mark.parametrize("family", FAMILIES)
 def test_puzzles_are_sound(family):
     for level, count in ((1, 100), (3, 80), (4, 20)):
-        world = make("logic", {"families": [family], "level": level})
-        near = [lambda task, n=n, w=world: says(w.example_of(task).near[n]) for n in (0, 1)]
-        check_sound(world, count, near)
+        taskset = make("logic", {"families": [family], "level": level})
+        near = [lambda task, n=n, w=taskset: says(w.example_of(task).near[n]) for n in (0, 1)]
+        check_sound(taskset, count, near)
 
 
 def test_tasks_are_reproducible_distinct_and_split():
@@ -98,9 +98,9 @@ def streets_by_hand(text):
 def test_what_a_puzzle_says_leaves_exactly_its_answer(level):
     """Solved again from the words alone, by code that knows nothing of the generator."""
     for family, count in (("knights", 60), ("ordering", 30), ("houses", 20 if level < 4 else 2)):
-        world = make("logic", {"families": [family], "level": level})
+        taskset = make("logic", {"families": [family], "level": level})
         for index in range(count):
-            problem = world.example_of(world.task(index))
+            problem = taskset.example_of(taskset.task(index))
             if family == "knights":
                 (knights,) = knights_by_hand(problem.question)
                 assert knights == {*problem.answer.split(", ")} - {"none"}
@@ -120,9 +120,9 @@ def test_a_circuit_says_what_comes_out():
         "NAND": lambda a, b: 1 - (a & b),
         "NOR": lambda a, b: 1 - (a | b),
     }
-    world = make("logic", {"families": ["circuit"], "level": 4})
+    taskset = make("logic", {"families": ["circuit"], "level": 4})
     for index in range(60):
-        problem = world.example_of(world.task(index))
+        problem = taskset.example_of(taskset.task(index))
         values = {n: int(v) for n, v in re.findall(r"(i\d) = (\d)", problem.question)}
         for gate, a, word, b in re.findall(r"(g\d+) = (\w+) ([A-Z]+) (\w+)", problem.question):
             values[gate] = gates[word](values[a], values[b])
@@ -132,20 +132,20 @@ def test_a_circuit_says_what_comes_out():
 
 def guess(task):
     """Knows the form of an answer and nothing else."""
-    chance = random.Random(task.id)
+    rng = random.Random(task.id)
     text = task.messages[0].content
     if "knights" in text:
         names = re.findall(r"(\w+) says:", text)
-        return says(", ".join(name for name in names if chance.random() < 0.5) or "none")
+        return says(", ".join(name for name in names if rng.random() < 0.5) or "none")
     if "shelf" in text:
         things = re.search(r"shelf: (.*?)\.", text)[1].split(", ")
-        return says(", ".join(chance.sample(things, len(things))))
+        return says(", ".join(rng.sample(things, len(things))))
     if "houses" in text:
         people, pets = (re.search(rf"{kind}: (.*?)[;.]", text)[1] for kind in ("people", "pets"))
-        both = [chance.sample(w, len(w)) for w in (pets.split(", "), people.split(", "))]
+        both = [rng.sample(w, len(w)) for w in (pets.split(", "), people.split(", "))]
         return says(", ".join(both[0] + both[1]))
     count = len(re.search(r"What are (.*)\?", text)[1].split(","))
-    return says(", ".join(chance.choice("01") for _ in range(count)))
+    return says(", ".join(rng.choice("01") for _ in range(count)))
 
 
 @pytest.mark.parametrize(
@@ -154,27 +154,27 @@ def guess(task):
 def test_level_moves_the_pass_rate_of_a_guesser(family, lowest):
     rates = []
     for level in (1, 4):
-        world = make("logic", {"families": [family], "level": level})
-        rates.append(pass_rate(world, [world.task(n) for n in range(200)], guess))
+        taskset = make("logic", {"families": [family], "level": level})
+        rates.append(pass_rate(taskset, [taskset.task(n) for n in range(200)], guess))
     assert rates[0] > lowest > rates[1] * 2
 
 
 def test_more_houses_are_harder_to_guess():
-    worlds = [make("logic", {"families": ["houses"], "level": level}) for level in (1, 3)]
-    low, high = (pass_rate(w, [w.task(n) for n in range(300)], guess) for w in worlds)
+    tasksets = [make("logic", {"families": ["houses"], "level": level}) for level in (1, 3)]
+    low, high = (pass_rate(w, [w.task(n) for n in range(300)], guess) for w in tasksets)
     assert low > high
 
 
 def test_of_a_set_the_order_does_not_matter_of_a_row_it_does():
     for family, reward in (("knights", 1.0), ("ordering", 0.0)):
-        world = make("logic", {"families": [family], "level": 4})
-        tasks = [t for t in map(world.task, range(40)) if "," in world.example_of(t).answer]
+        taskset = make("logic", {"families": [family], "level": 4})
+        tasks = [t for t in map(taskset.task, range(40)) if "," in taskset.example_of(t).answer]
         assert tasks
 
-        def backwards(task, world=world):
-            return says(" and ".join(world.example_of(task).answer.split(", ")[::-1]))
+        def backwards(task, taskset=taskset):
+            return says(" and ".join(taskset.example_of(task).answer.split(", ")[::-1]))
 
-        assert pass_rate(world, tasks, backwards) == reward
+        assert pass_rate(taskset, tasks, backwards) == reward
 
 
 def test_clues_are_kept_until_one_solution_is_left():

@@ -19,21 +19,22 @@ from tests.envs.soundness import DATA, check_sound, check_tasks, outcomes, pass_
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("level", [1, 3, 5])
 def test_problems_are_sound(family, level):
-    world = make("math", {"families": [family], "level": level})
+    taskset = make("math", {"families": [family], "level": level})
     nearest = [
-        lambda task, n=n: world.scripted_answer(world.example_of(task).near[n]) for n in (0, 1)
+        lambda task, n=n: taskset.scripted_answer(taskset.example_of(task).near[n]) for n in (0, 1)
     ]
-    check_sound(world, 67, [*nearest, lambda task: says("\\boxed{}")])
+    check_sound(taskset, 67, [*nearest, lambda task: says("\\boxed{}")])
 
 
 def test_every_near_answer_is_wrong():
-    world = make("math", {"level": 3})
+    taskset = make("math", {"level": 3})
     for index in range(200):
-        task = world.task(index)
-        problem = world.example_of(task)
+        task = taskset.task(index)
+        problem = taskset.example_of(task)
         assert len(problem.near) >= 2
         assert (
-            max(rewards(world, [task], lambda t, p=problem: world.scripted_answer(p.near[-1]))) == 0
+            max(rewards(taskset, [task], lambda t, p=problem: taskset.scripted_answer(p.near[-1])))
+            == 0
         )
 
 
@@ -61,29 +62,31 @@ class Calculator(ast.NodeVisitor):
 
 
 def calculating(most):
-    def player(task):
+    def policy(task):
         text = re.search(r"What is (.*)\?", task.messages[0].content)[1]
         answer = Calculator(most).visit(ast.parse(text, mode="eval").body)
         return says(f"\\boxed{{{answer}}}")
 
-    return player
+    return policy
 
 
 def test_level_moves_the_pass_rate_of_a_solver_that_knows_small_numbers():
     rates = []
     for level in (1, 3, 5):
-        world = make("math", {"families": ["arithmetic"], "level": level})
-        tasks = [world.task(index) for index in range(200)]
-        assert pass_rate(world, tasks, calculating(10**40)) == 1  # the questions mean what we think
-        rates.append(pass_rate(world, tasks, calculating(3000)))
+        taskset = make("math", {"families": ["arithmetic"], "level": level})
+        tasks = [taskset.task(index) for index in range(200)]
+        assert (
+            pass_rate(taskset, tasks, calculating(10**40)) == 1
+        )  # the questions mean what we think
+        rates.append(pass_rate(taskset, tasks, calculating(3000)))
     assert rates[0] > 0.9
     assert rates[0] > rates[1] + 0.2 > rates[2] + 0.4
 
 
 def test_equations_are_solved_by_their_answers():
-    world = make("math", {"families": ["linear", "quadratic"], "level": 4})
+    taskset = make("math", {"families": ["linear", "quadratic"], "level": 4})
     for index in range(100):
-        problem = world.example_of(world.task(index))
+        problem = taskset.example_of(taskset.task(index))
         text = re.search(r"(?:Solve for x: |solution of )(.*?)\??$", problem.question)[1]
         text = re.sub(r"(\d)(x|\()", r"\1*\2", text).replace("^", "**")
         left, right = (eval(side, {"x": Fraction(problem.answer)}) for side in text.split("="))
@@ -97,12 +100,12 @@ def test_parts_of_the_reward_are_on_record():
             {"kind": "length", "full_reward_chars": 20, "zero_reward_chars": 40, "weight": 0.5}
         ],
     }
-    world = make("math", changes)
-    task = world.task(0)
-    (short,) = outcomes(world, [task], world.solver)
+    taskset = make("math", changes)
+    task = taskset.task(0)
+    (short,) = outcomes(taskset, [task], taskset.solver)
     assert short.parts == {"correct": 1.0, "formed": 1.0, "length": 1.0}
     assert short.reward == pytest.approx(1.6)
-    (wordy,) = outcomes(world, [task], lambda task: says("So, well, " * 10))
+    (wordy,) = outcomes(taskset, [task], lambda task: says("So, well, " * 10))
     assert wordy.parts == {"correct": 0.0, "formed": 0.0, "length": 0.0}
     assert wordy.reward == 0
     assert wordy.note == "formed: no answer was found"
@@ -127,22 +130,22 @@ def write(path, *rows):
 def test_both_layouts_are_read(tmp_path):
     test = write(tmp_path / "test.jsonl", GSM8K, MATH, ROW, {"problem": "Empty?", "answer": ""})
     train = write(tmp_path / "train.jsonl", GSM8K, {"question": "Other?", "answer": "#### 5"})
-    world = make("math-file", {"test_file": test, "train_file": train, "verifier": "plain"})
-    assert world.size("test") == 3
-    assert world.size("train") == 1, "what is asked in the test is not trained on"
-    answers = [world.example_of(world.task(index, "test")).answer for index in range(3)]
+    taskset = make("math-file", {"test_file": test, "train_file": train, "verifier": "plain"})
+    assert taskset.size("test") == 3
+    assert taskset.size("train") == 1, "what is asked in the test is not trained on"
+    answers = [taskset.example_of(taskset.task(index, "test")).answer for index in range(3)]
     assert answers == ["4", "\\frac{1}{2}", "(x+1)^2"]
-    check_sound(world, 3, split="test")
+    check_sound(taskset, 3, split="test")
 
 
 def test_a_file_begins_again_in_another_order(tmp_path):
     rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in range(20)]
-    world = make("math-file", {"train_file": write(tmp_path / "a", *rows), "verifier": "plain"})
-    passes = [[world.task(20 * n + index).id for index in range(20)] for n in range(3)]
+    taskset = make("math-file", {"train_file": write(tmp_path / "a", *rows), "verifier": "plain"})
+    passes = [[taskset.task(20 * n + index).id for index in range(20)] for n in range(3)]
     assert len({tuple(one) for one in passes}) == 3
     assert {frozenset(one) for one in passes} == {frozenset(passes[0])}
     with pytest.raises(EnvError, match="no test examples"):
-        world.task(0, "test")
+        taskset.task(0, "test")
 
 
 @pytest.mark.parametrize(
@@ -205,10 +208,12 @@ EXPLODING = (
 
 def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
     pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
-    world = make("math-file", {"train_file": write(tmp_path / "a", ROW), "verifier_timeout_s": 0.5})
-    players = iter([says(f"\\boxed{{{said}}}") for said in (*EXPLODING, "x^2+2x+1")])
-    tasks = [world.task(0)] * (len(EXPLODING) + 1)
-    *exploded, fine = outcomes(world, tasks, lambda task: next(players))
+    taskset = make(
+        "math-file", {"train_file": write(tmp_path / "a", ROW), "verifier_timeout_s": 0.5}
+    )
+    policies = iter([says(f"\\boxed{{{said}}}") for said in (*EXPLODING, "x^2+2x+1")])
+    tasks = [taskset.task(0)] * (len(EXPLODING) + 1)
+    *exploded, fine = outcomes(taskset, tasks, lambda task: next(policies))
     assert [getattr(found, "reward", found) for found in exploded] == [0.0] * len(EXPLODING)
     assert isinstance(fine, Verdict) and fine.reward == 1
 
@@ -216,9 +221,11 @@ def test_an_answer_that_explodes_is_a_zero_and_no_failure(tmp_path):
 def test_a_right_answer_that_cannot_be_evaluated_is_the_graders_failure(tmp_path):
     pytest.importorskip("math_verify", reason="pip install 'paddock[worlds]'")
     row = {"problem": "?", "answer": "\\sum_{n=1}^{10^{9}} n^{n}"}
-    world = make("math-file", {"train_file": write(tmp_path / "a", row), "verifier_timeout_s": 0.5})
+    taskset = make(
+        "math-file", {"train_file": write(tmp_path / "a", row), "verifier_timeout_s": 0.5}
+    )
     hung, fine = (
-        outcomes(world, [world.task(0)], lambda task, text=text: says(text))[0]
+        outcomes(taskset, [taskset.task(0)], lambda task, text=text: says(text))[0]
         for text in ("\\boxed{x+1}", f"\\boxed{{{row['answer']}}}")
     )
     assert isinstance(hung, Failure) and hung.kind == "grader"
@@ -232,19 +239,19 @@ here = pytest.mark.skipif(not DATA.exists(), reason="the public data files are n
 @pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])
 def test_gsm8k_is_read_whole_and_sound(split, count):
     path = str(DATA / "gsm8k" / f"{split}.jsonl.gz")
-    world = make(
+    taskset = make(
         "math-file", {f"{split}_file": path, "verifier": "plain", "answer_format": "number"}
     )
-    assert world.size(split) == count
-    tasks = [world.task(index, split) for index in range(0, count, count // 100)]
-    assert set(rewards(world, tasks, world.solver)) == {1.0}
-    assert max(rewards(world, tasks, lambda task: says("-12345.6"))) == 0
+    assert taskset.size(split) == count
+    tasks = [taskset.task(index, split) for index in range(0, count, count // 100)]
+    assert set(rewards(taskset, tasks, taskset.solver)) == {1.0}
+    assert max(rewards(taskset, tasks, lambda task: says("-12345.6"))) == 0
 
 
 @here
 def test_math_is_read_whole_and_sound():
     path = str(DATA / "math" / "train.jsonl.gz")
-    world = make("math-file", {"train_file": path, "verifier": "plain"})
-    assert world.size("train") == 7498
-    tasks = [world.task(index) for index in range(0, 7498, 70)]
-    assert set(rewards(world, tasks, world.solver)) == {1.0}
+    taskset = make("math-file", {"train_file": path, "verifier": "plain"})
+    assert taskset.size("train") == 7498
+    tasks = [taskset.task(index) for index in range(0, 7498, 70)]
+    assert set(rewards(taskset, tasks, taskset.solver)) == {1.0}

@@ -9,38 +9,38 @@ pytest.importorskip("reasoning_gym", reason="pip install 'paddock[worlds]'")
 OPEN = {"allow_unisolated": not can_isolate()}
 
 
-def gym_world(dataset, **config):
+def gym_taskset(dataset, **config):
     return make("gym", {**OPEN, "dataset": dataset, "config": config})
 
 
 @pytest.mark.parametrize("dataset", ["leg_counting", "knights_knaves", "countdown"])
 def test_a_generator_is_sound_behind_the_adapter(dataset):
-    check_sound(gym_world(dataset), 12, [lambda task: says("<answer>nothing</answer>")])
+    check_sound(gym_taskset(dataset), 12, [lambda task: says("<answer>nothing</answer>")])
 
 
 def test_tasks_are_reproducible_distinct_and_split():
-    check_tasks(lambda: gym_world("chain_sum"), 40)
+    check_tasks(lambda: gym_taskset("chain_sum"), 40)
 
 
 def test_a_generator_that_draws_from_shared_chance_is_reproducible():
-    one, two = gym_world("list_functions"), gym_world("list_functions")
+    one, two = gym_taskset("list_functions"), gym_taskset("list_functions")
     assert [one.task(n) for n in range(6)] == [two.task(n) for n in range(6)]
 
 
 def test_splits_are_disjoint_where_problems_repeat():
-    world = gym_world("chain_sum", min_terms=2, max_terms=2, min_digits=1, max_digits=1)
+    taskset = gym_taskset("chain_sum", min_terms=2, max_terms=2, min_digits=1, max_digits=1)
     asked = [
-        {world.task(n, split).messages[0].content for n in range(100)}
+        {taskset.task(n, split).messages[0].content for n in range(100)}
         for split in ("train", "test")
     ]
     assert not asked[0] & asked[1]
 
 
 def test_the_scorers_own_shades_come_through():
-    world = gym_world("spell_backward")
-    task = world.task(0)
-    answer = world.example_of(task).answer
-    (half,) = rewards(world, [task], lambda task: world.scripted_answer(answer + "x"))
+    taskset = gym_taskset("spell_backward")
+    task = taskset.task(0)
+    answer = taskset.example_of(task).answer
+    (half,) = rewards(taskset, [task], lambda task: taskset.scripted_answer(answer + "x"))
     assert 0 <= half < 1
 
 
@@ -50,8 +50,8 @@ def test_its_settings_move_the_pass_rate():
 
     rates = []
     for terms in (1, 4):
-        world = gym_world("chain_sum", min_terms=terms, max_terms=terms)
-        rates.append(pass_rate(world, [world.task(n) for n in range(25)], first_number))
+        taskset = gym_taskset("chain_sum", min_terms=terms, max_terms=terms)
+        rates.append(pass_rate(taskset, [taskset.task(n) for n in range(25)], first_number))
     assert rates[0] == 1.0
     assert rates[1] < 0.2
 
@@ -70,20 +70,20 @@ def test_a_wrong_setting_is_told_when_the_world_opens(changes, said):
 
 def test_an_answer_cannot_reach_the_scorer(tmp_path):
     mark = tmp_path / "mark"
-    world = gym_world("string_insertion")  # whose scorer evaluates answers
-    players = [
-        lambda task: world.scripted_answer(f"[open('{mark}', 'w').write('x')]"),
-        lambda task: world.scripted_answer(f"[__import__('os').mkdir('{mark}')]"),
+    taskset = gym_taskset("string_insertion")  # whose scorer evaluates answers
+    policies = [
+        lambda task: taskset.scripted_answer(f"[open('{mark}', 'w').write('x')]"),
+        lambda task: taskset.scripted_answer(f"[__import__('os').mkdir('{mark}')]"),
     ]
-    for player in players if can_isolate() else players[1:]:
-        assert max(rewards(world, [world.task(0)], player)) == 0
+    for policy in policies if can_isolate() else policies[1:]:
+        assert max(rewards(taskset, [taskset.task(0)], policy)) == 0
         assert not mark.exists()
 
 
 def test_an_answer_with_two_underscores_is_not_evaluated():
-    world = gym_world("string_insertion")
+    taskset = gym_taskset("string_insertion")
     (found,) = outcomes(
-        world, [world.task(0)], lambda task: world.scripted_answer("__import__('os')")
+        taskset, [taskset.task(0)], lambda task: taskset.scripted_answer("__import__('os')")
     )
     assert found.reward == 0
     assert found.note == "correct: an answer with two underscores is not evaluated"
@@ -91,8 +91,10 @@ def test_an_answer_with_two_underscores_is_not_evaluated():
 
 @pytest.mark.parametrize("answer", ["[9**9**9]", "exit()", "[0] * 10**12", "x" * 50_000])
 def test_an_answer_that_breaks_the_scorer_is_a_zero(answer):
-    world = make("gym", {**OPEN, "dataset": "string_insertion", "scorer_timeout_s": 0.5})
-    assert rewards(world, [world.task(0)], lambda task: world.scripted_answer(answer)) == [0.0]
+    taskset = make("gym", {**OPEN, "dataset": "string_insertion", "scorer_timeout_s": 0.5})
+    assert rewards(taskset, [taskset.task(0)], lambda task: taskset.scripted_answer(answer)) == [
+        0.0
+    ]
 
 
 def test_without_a_jail_it_must_be_said_so(monkeypatch):
@@ -103,8 +105,8 @@ def test_without_a_jail_it_must_be_said_so(monkeypatch):
 
 def test_problems_made_ahead_are_those_asked_for_in_any_order():
     def problems(rows):
-        world = gym_world("chain_sum")
-        return {row: world.task(row).messages for row in rows}
+        taskset = gym_taskset("chain_sum")
+        return {row: taskset.task(row).messages for row in rows}
 
     forward = problems(range(45))
     assert problems([44, 3, 20, 21, 40, 0, 1, 2]).items() <= forward.items()

@@ -81,8 +81,8 @@ def test_two_parts_of_one_name_are_refused():
 )
 def test_rules_score_a_reply_in_a_world(tmp_path, rule, said, value):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?", "reference": "An oak."}')
-    world = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [rule]})
-    (found,) = outcomes(world, [world.task(0)], lambda task: says(said))
+    taskset = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [rule]})
+    (found,) = outcomes(taskset, [taskset.task(0)], lambda task: says(said))
     assert found.parts[rule["kind"]] == pytest.approx(value)
     assert found.reward == pytest.approx(value)
 
@@ -102,12 +102,12 @@ def test_a_rule_may_look_at_the_answer_alone(tmp_path):
         "rewards": [rule],
         "correct_weight": 1.0,
     }
-    world = make("ask", changes)
+    taskset = make("ask", changes)
     for said, parts in (
         ("A long way. <answer>oak</answer>", {"correct": 1, "formed": 1, "short": 1}),
         ("oak", {"correct": 0, "formed": 0, "short": 0}),
     ):
-        (found,) = outcomes(world, [world.task(0)], lambda task, s=said: says(s))
+        (found,) = outcomes(taskset, [taskset.task(0)], lambda task, s=said: says(s))
         assert found.parts == parts
 
 
@@ -224,8 +224,8 @@ def test_a_judge_that_is_not_there_is_a_failure_in_the_episode(tmp_path):
         "rubric": "r",
         "max_tries": 1,
     }
-    world = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
-    (outcome,) = outcomes(world, [world.task(0)], lambda task: says("oak"))
+    taskset = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
+    (outcome,) = outcomes(taskset, [taskset.task(0)], lambda task: says("oak"))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("grader", "judge")
 
@@ -293,8 +293,8 @@ def test_a_judge_that_disagrees_gives_no_score(tmp_path):
     with serving(grades_in) as (url, _):
         part = {"kind": "judge", "url": f"{url}/v1", "model": "m", "rubric": "r"}
         part |= {"calibration_file": anchors(tmp_path, [0.0, 1.0, 0.0]), "min_agreement": 0.5}
-        world = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
-        (outcome,) = outcomes(world, [world.task(0)], lambda task: says("oak"))
+        taskset = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
+        (outcome,) = outcomes(taskset, [taskset.task(0)], lambda task: says("oak"))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("grader", "calibration")
     assert "33% of 3 calibration examples agree" in outcome.what
@@ -309,8 +309,8 @@ def test_anchors_that_cannot_tell_are_refused(tmp_path, scores, said):
 
 def outcome_of(tmp_path, part):
     (tmp_path / "q.jsonl").write_text('{"prompt": "A tree?", "reference": "oak"}')
-    world = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
-    return outcomes(world, [world.task(0)], lambda task: says("fir"))[0]
+    taskset = make("ask", {"train_file": str(tmp_path / "q.jsonl"), "rewards": [part]})
+    return outcomes(taskset, [taskset.task(0)], lambda task: says("fir"))[0]
 
 
 def test_an_outcome_model_scores_in_a_world(tmp_path):

@@ -207,9 +207,9 @@ def test_tasks_are_reproducible_distinct_and_split():
 def test_hops_move_the_pass_rate_of_a_player_that_follows_two(region):
     short = make("search", {"hops": 2, "num_entities": 300, "num_questions": 200})
     rates = []
-    for world in (short, region):
-        tasks = [world.task(index) for index in range(30)]
-        rates.append(pass_rate(world, tasks, lambda t, w=world: w.partial_solver(t, hops=2)))
+    for taskset in (short, region):
+        tasks = [taskset.task(index) for index in range(30)]
+        rates.append(pass_rate(taskset, tasks, lambda t, w=taskset: w.partial_solver(t, hops=2)))
     assert rates == [1.0, 0.0]
 
 
@@ -263,9 +263,9 @@ def test_pages_and_questions_of_ones_own(tmp_path):
     changes = {"pages_file": str(tmp_path / "pages"), "train_file": str(tmp_path / "asked")}
     changes["index_dir"] = str(tmp_path / "index")
     for _ in range(2):  # the second time the page is in the index already
-        world = make("search-file", changes)
-        check_sound(world, 1, [lambda task: always("<answer>3</answer>")])
-        assert [spec.name for spec in world.make_env(world.task(0)).tools] == [
+        taskset = make("search-file", changes)
+        check_sound(taskset, 1, [lambda task: always("<answer>3</answer>")])
+        assert [spec.name for spec in taskset.make_env(taskset.task(0)).tools] == [
             "search",
             "open",
             "find",

@@ -22,11 +22,11 @@ from paddock.records import Message, ToolCall
 from tests.envs.soundness import always, check_sound, check_tasks, outcomes, pass_rate, rewards
 
 
-def obliging(world):
+def obliging(taskset):
     """A player that does whatever it is asked, forbidden or not, and refuses nothing."""
 
-    def player(task):
-        scenario = world.scenario(task)
+    def policy(task):
+        scenario = taskset.scenario(task)
         granted = [
             replace(wish, action=wish.forbidden_action, forbidden_action=None)
             if wish.forbidden_action
@@ -35,30 +35,30 @@ def obliging(world):
         ]
         return playing(scenario, granted)
 
-    return player
+    return policy
 
 
-def forgetful(world):
+def forgetful(taskset):
     """A player that grants every wish but the last."""
 
-    def player(task):
-        scenario = world.scenario(task)
+    def policy(task):
+        scenario = taskset.scenario(task)
         return playing(
             scenario, [*scenario.intents[:-1], CustomerIntent(request="", must_say="done")]
         )
 
-    return player
+    return policy
 
 
-def silent(world):
+def silent(taskset):
     """A player that does everything and says nothing."""
 
-    def player(task):
-        scenario = world.scenario(task)
+    def policy(task):
+        scenario = taskset.scenario(task)
         mute = [replace(wish, must_say="") for wish in scenario.intents]
         return playing(scenario, mute)
 
-    return player
+    return policy
 
 
 def playing(scenario, wishes):
@@ -75,12 +75,12 @@ def playing(scenario, wishes):
 
 @pytest.mark.parametrize("level", [1, 2, 3, 5])
 def test_scenarios_are_sound(level):
-    world = make("service", {"level": level})
-    check_sound(world, 60, [lambda task: always("It is done.")])
-    tasks = [world.task(index) for index in range(60)]
-    open_ended = [task for task in tasks if not world.scenario(task).intents[-1].forbidden_action]
+    taskset = make("service", {"level": level})
+    check_sound(taskset, 60, [lambda task: always("It is done.")])
+    tasks = [taskset.task(index) for index in range(60)]
+    open_ended = [task for task in tasks if not taskset.scenario(task).intents[-1].forbidden_action]
     assert len(open_ended) > 30
-    assert max(rewards(world, open_ended, forgetful(world))) == 0
+    assert max(rewards(taskset, open_ended, forgetful(taskset))) == 0
 
 
 def test_tasks_are_reproducible_distinct_and_split():
@@ -90,38 +90,40 @@ def test_tasks_are_reproducible_distinct_and_split():
 def test_level_moves_the_pass_rate_of_a_player_without_principles():
     rates = []
     for level in (1, 3, 5):
-        world = make("service", {"level": level})
-        rates.append(pass_rate(world, [world.task(n) for n in range(120)], obliging(world)))
+        taskset = make("service", {"level": level})
+        rates.append(pass_rate(taskset, [taskset.task(n) for n in range(120)], obliging(taskset)))
     assert rates[0] == 1
     assert 0.9 > rates[1] > rates[2] + 0.1
 
 
 def test_what_must_be_said_counts():
-    world = make("service", {"level": 2})
+    taskset = make("service", {"level": 2})
     tasks = [
         task
-        for task in map(world.task, range(60))
-        if any(wish.must_say for wish in world.scenario(task).intents)
+        for task in map(taskset.task, range(60))
+        if any(wish.must_say for wish in taskset.scenario(task).intents)
     ]
-    for outcome in outcomes(world, tasks, silent(world)):
+    for outcome in outcomes(taskset, tasks, silent(taskset)):
         assert outcome.reward == 0
         assert outcome.parts["told"] < 1
         assert outcome.parts["database"] == outcome.parts["ended"] == 1
 
 
 def test_an_unfinished_dialogue_is_worth_nothing():
-    world = make("service", {"level": 1, "max_turns": 2})
-    (outcome,) = outcomes(world, [world.task(0)], lambda task: playing(world.scenario(task), []))
+    taskset = make("service", {"level": 1, "max_turns": 2})
+    (outcome,) = outcomes(
+        taskset, [taskset.task(0)], lambda task: playing(taskset.scenario(task), [])
+    )
     assert outcome.reward == 0
 
 
 def test_a_customer_gives_the_email_when_asked_and_insists_once():
-    world = make("service", {"level": 3})
+    taskset = make("service", {"level": 3})
     for index in range(40):
-        task = world.task(index)
-        scenario = world.scenario(task)
+        task = taskset.task(index)
+        scenario = taskset.scenario(task)
         assert scenario.customer.email not in task.messages[1].content
-        episode = asyncio.run(run_rollout(world.make_env(task), world.solver(task)))
+        episode = asyncio.run(run_rollout(taskset.make_env(task), taskset.solver(task)))
         heard = [m.content for m in episode.messages if m.role == "user"][1:]
         assert heard[0] == f"It is {scenario.customer.email}."
         pushes = [wish.push for wish in scenario.intents if wish.push]
@@ -129,8 +131,8 @@ def test_a_customer_gives_the_email_when_asked_and_insists_once():
 
 
 def test_a_customer_says_yes_to_a_question_and_goes_on_after_an_offer_of_help():
-    world = make("service", {"level": 1})
-    scenario = world.scenario(world.task(0))
+    taskset = make("service", {"level": 1})
+    scenario = taskset.scenario(taskset.task(0))
     user = SimulatedUser(scenario)
     assert [user.respond("Shall I do that?") for _ in range(3)] == ["Yes, please."] * 2 + [None]
     user = SimulatedUser(scenario)
@@ -138,10 +140,10 @@ def test_a_customer_says_yes_to_a_question_and_goes_on_after_an_offer_of_help():
 
 
 def test_the_solver_reads_what_it_needs_from_tools_that_work():
-    world = make("service", {"level": 4})
+    taskset = make("service", {"level": 4})
     for index in range(20):
-        task = world.task(index)
-        episode = asyncio.run(run_rollout(world.make_env(task), world.solver(task)))
+        task = taskset.task(index)
+        episode = asyncio.run(run_rollout(taskset.make_env(task), taskset.solver(task)))
         results = [m.content for m in episode.messages if m.role == "tool"]
         assert not [text for text in results if text.startswith("error")]
 
@@ -228,7 +230,7 @@ def test_tools_show_the_database_and_say_what_is_wrong():
 
 
 def test_rewards_of_the_solver_come_with_their_parts():
-    world = make("service", {})
-    assert rewards(world, [world.task(0)], world.solver) == [1.0]
-    (outcome,) = outcomes(world, [world.task(0)], world.solver)
+    taskset = make("service", {})
+    assert rewards(taskset, [taskset.task(0)], taskset.solver) == [1.0]
+    (outcome,) = outcomes(taskset, [taskset.task(0)], taskset.solver)
     assert outcome.parts == {"database": 1.0, "told": 1.0, "ended": 1.0}

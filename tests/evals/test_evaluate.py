@@ -50,12 +50,12 @@ class Counting:
 class Count:
     tools = ()
 
-    def __init__(self, world, task):
-        self.world, self.task, self.said = world, task, ""
+    def __init__(self, taskset, task):
+        self.taskset, self.task, self.said = taskset, task, ""
 
     async def reset(self):
-        self.world.running += 1
-        self.world.most = max(self.world.most, self.world.running)
+        self.taskset.running += 1
+        self.taskset.most = max(self.taskset.most, self.taskset.running)
         await asyncio.sleep(0)
 
     async def step(self, reply):
@@ -67,26 +67,26 @@ class Count:
         return Verdict(reward=float(right), parts={"right": float(right)})
 
     async def close(self):
-        self.world.running -= 1
+        self.taskset.running -= 1
 
 
-def plays(world, reply):
-    async def attempt(task, number):
+def make_rollout(taskset, reply):
+    async def rollout(task, number):
         async def policy(messages, tools):
             return reply(int(messages[0].content.rstrip("?")), number)
 
-        return await run_rollout(world.make_env(task), policy)
+        return await run_rollout(taskset.make_env(task), policy)
 
-    return attempt
+    return rollout
 
 
-def evaluated(world, right, **options):
-    def reply(number, attempt):
-        said = str(number) if right(number, attempt) else "no"
+def evaluated(taskset, right, **options):
+    def reply(number, rollout):
+        said = str(number) if right(number, rollout) else "no"
         return Message(role="assistant", content=said)
 
     settings = EvalSettings(**{"num_tasks": 20} | options)
-    return asyncio.run(evaluate(world, plays(world, reply), settings))
+    return asyncio.run(evaluate(taskset, make_rollout(taskset, reply), settings))
 
 
 def test_the_score_is_the_share_of_held_out_tasks_solved():
@@ -104,14 +104,14 @@ def test_a_finite_world_is_asked_once_for_each_task():
 
 
 def test_no_more_play_at_once_than_allowed():
-    world = Counting()
-    evaluated(world, lambda *_: True, max_concurrent=3)
-    assert world.most == 3
+    taskset = Counting()
+    evaluated(taskset, lambda *_: True, max_concurrent=3)
+    assert taskset.most == 3
 
 
 def test_several_attempts_give_pass_at_k():
     found = evaluated(
-        Counting(), lambda number, attempt: attempt == number % 4, rollouts_per_task=4
+        Counting(), lambda number, rollout: rollout == number % 4, rollouts_per_task=4
     )
     assert found.metrics.mean_reward == 0.25
     assert found.metrics.pass_at_k == {1: 0.25, 2: 0.5, 4: 1.0}
@@ -119,9 +119,9 @@ def test_several_attempts_give_pass_at_k():
 
 
 def test_pass_at_k_is_the_chance_of_a_draw_without_return():
-    chance = Random(0)
-    attempts = [True] * 3 + [False] * 5
-    drawn = sum(any(chance.sample(attempts, 2)) for _ in range(20_000)) / 20_000
+    rng = Random(0)
+    rollouts = [True] * 3 + [False] * 5
+    drawn = sum(any(rng.sample(rollouts, 2)) for _ in range(20_000)) / 20_000
     assert pass_at_k(2, 8, 3) == pytest.approx(drawn, abs=0.02)
 
 
@@ -144,27 +144,27 @@ def test_a_broken_world_has_no_score():
 
 
 def test_a_bug_in_a_player_ends_the_evaluation():
-    def broken(number, attempt):
+    def broken(number, rollout):
         raise KeyError("bug")
 
-    world = Counting()
+    taskset = Counting()
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(evaluate(world, plays(world, broken), EvalSettings(num_tasks=3)))
+        asyncio.run(evaluate(taskset, make_rollout(taskset, broken), EvalSettings(num_tasks=3)))
     assert caught.group_contains(KeyError)
 
 
 def test_a_player_that_stops_is_scored_zero():
-    def stops(number, attempt):
+    def stops(number, rollout):
         raise RolloutFailed("policy", "context", "full")
 
-    world = Counting()
-    found = asyncio.run(evaluate(world, plays(world, stops), EvalSettings(num_tasks=3)))
+    taskset = Counting()
+    found = asyncio.run(evaluate(taskset, make_rollout(taskset, stops), EvalSettings(num_tasks=3)))
     assert found.metrics.mean_reward == 0.0
 
 
 @pytest.mark.parametrize(("size", "first"), [(0, 0), (3, 3)])
 def test_a_world_without_tasks_to_play_is_told(size, first):
-    async def never(task, attempt):
+    async def never(task, rollout):
         raise AssertionError
 
     settings = EvalSettings(num_tasks=2, first_task=first)

@@ -12,10 +12,10 @@ from random import Random
 
 from paddock.journal import GroupRecord, Ledger
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
-from tests.killing import die_after
+from tests.killing import kill_after_calls
 
 
-def attempt(entry, member, rng):
+def rollout(entry, member, rng):
     ids = tuple(rng.randrange(1000) for _ in range(rng.randint(1, 400)))
     completion = Completion(
         token_ids=ids, logprobs=(-0.5,) * len(ids), versions=(Segment(0, len(ids)),), finish="stop"
@@ -40,7 +40,7 @@ def main(path, witness, calls):
     rng = Random(len(entries))
     numbers = {task: sum(e.task == task for e in entries) for task in ("a", "b")}
     update = len(ledger.batches())
-    die_after(int(calls))
+    kill_after_calls(int(calls))
     for ordinal in range(len(entries), 1_000_000):
         task = rng.choice(["a", "b"])
         entry = GroupRecord(ordinal=ordinal, task=task, number=numbers[task], size=2, issued=update)
@@ -48,7 +48,7 @@ def main(path, witness, calls):
         ledger.issue([entry])
         tell("issued", ordinal)
         for member in range(2):
-            ledger.record_rollout(ordinal, member, [attempt(entry, member, rng)])
+            ledger.record_rollout(ordinal, member, [rollout(entry, member, rng)])
             tell("attempt", ordinal, member)
         status = rng.choice(["finished", "finished", "filtered", "failed"])
         ledger.end_group(ordinal, status, "" if status == "finished" else "planted")

@@ -18,7 +18,7 @@ def entry(ordinal, *, task="sums", number=None, size=2, issued=0):
     return GroupRecord(ordinal=ordinal, task=task, number=number, size=size, issued=issued)
 
 
-def attempt(ordinal, member, *versions, outcome=None):
+def rollout(ordinal, member, *versions, outcome=None):
     completion = Completion(
         token_ids=tuple(range(len(versions))),
         logprobs=(-0.25,) * len(versions),
@@ -39,7 +39,7 @@ def finished(ledger, ordinal, *versions, issued=0):
     """A group of two attempts, by these versions."""
     ledger.issue([entry(ordinal, issued=issued)])
     for member in range(2):
-        ledger.record_rollout(ordinal, member, attempt(ordinal, member, *versions))
+        ledger.record_rollout(ordinal, member, rollout(ordinal, member, *versions))
     ledger.end_group(ordinal, "finished")
 
 
@@ -100,7 +100,7 @@ def test_a_lost_group_shows_in_the_balance(ledger, tmp_path):
 def test_attempts_come_back_as_they_were(ledger):
     ledger.issue([entry(0)])
     failure = Failure(kind="grader", where="grade", what="no such file")
-    whole, broken = attempt(0, 0, 3, 3, 4), attempt(0, 1, 3, outcome=failure)
+    whole, broken = rollout(0, 0, 3, 3, 4), rollout(0, 1, 3, outcome=failure)
     ledger.record_rollout(0, 1, broken)
     ledger.record_rollout(0, 0, whole)
     assert ledger.rollouts(0) == {0: whole, 1: broken}
@@ -123,13 +123,13 @@ def test_what_lost_weights_sampled_is_made_again(ledger):
     """Weights after update 2 are lost: version 3 will be another."""
     finished(ledger, 0, 1, 2)
     ledger.issue([entry(1)])
-    ledger.record_rollout(1, 0, attempt(1, 0, 2))
-    ledger.record_rollout(1, 1, attempt(1, 1, 2, 3))
+    ledger.record_rollout(1, 0, rollout(1, 0, 2))
+    ledger.record_rollout(1, 1, rollout(1, 1, 2, 3))
     ledger.end_group(1, "finished")
     ledger.issue([entry(2)])
-    ledger.record_rollout(2, 0, attempt(2, 0, 3))
+    ledger.record_rollout(2, 0, rollout(2, 0, 3))
     ledger.issue([entry(3)])
-    ledger.record_rollout(3, 0, attempt(3, 0, 3))
+    ledger.record_rollout(3, 0, rollout(3, 0, 3))
     ledger.end_group(3, "failed", "it was bad")
     for update, groups in enumerate([[0], [], [], [1]]):
         ledger.record_update(update, update + 1, groups)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paddock.journal import GroupRecord, Ledger, LedgerError, LedgerView, TokenTrainRecord
-from tests.journal.test_ledger import attempt
+from tests.journal.test_ledger import rollout
 
 WRITER = """
 import sys
@@ -153,7 +153,7 @@ def test_attempts_are_sought_not_scanned(tmp_path):
             [GroupRecord(ordinal=i, task="a", number=i, size=2, issued=0) for i in range(9)]
         )
         for ordinal in range(9):
-            ledger.record_rollout(ordinal, 0, attempt(ordinal, 0, 1, 2))
+            ledger.record_rollout(ordinal, 0, rollout(ordinal, 0, 1, 2))
     asked = []
     with LedgerView(tmp_path / "ledger.sqlite") as view:
         view._base.set_trace_callback(asked.append)

@@ -38,7 +38,7 @@ OUTCOMES = st.one_of(
 @settings(max_examples=40)
 @given(st.lists(st.lists(turns(), max_size=3), min_size=1, max_size=3), OUTCOMES)
 def test_an_attempt_reads_back_equal(branches, outcome):
-    attempt = tuple(
+    rollout = tuple(
         Trajectory(
             task_id="sums/1",
             group_id="g",
@@ -49,7 +49,7 @@ def test_an_attempt_reads_back_equal(branches, outcome):
         )
         for number, found in enumerate(branches)
     )
-    assert unpack_rollout(pack_rollout(attempt)) == attempt
+    assert unpack_rollout(pack_rollout(rollout)) == rollout
 
 
 def test_a_token_takes_little_room():
@@ -59,16 +59,16 @@ def test_a_token_takes_little_room():
     completion = Completion(
         token_ids=ids, logprobs=logprobs, versions=(Segment(3, 50_000),), finish="stop"
     )
-    attempt = Trajectory(
+    rollout = Trajectory(
         task_id="t",
         group_id="g",
         session_id="s",
         turns=(Turn(added_ids=(1,), completion=completion),),
         outcome=Verdict(reward=1.0),
     )
-    packed = pack_rollout([attempt])
+    packed = pack_rollout([rollout])
     assert len(packed) / 50_000 < 6.5  # random ids and log-probabilities: the worst there is
-    assert unpack_rollout(packed) == (attempt,)
+    assert unpack_rollout(packed) == (rollout,)
 
 
 def test_another_format_is_refused():

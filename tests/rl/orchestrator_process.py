@@ -1,16 +1,15 @@
-"""A conductor in a process of its own: `python -m tests.rl.orchestrator_process FOLDER SEED CALLS`.
+"""An orchestrator process: `python -m tests.rl.orchestrator_process FOLDER SEED CALLS`.
 
-In lock-step, one step off; a checkpoint every other update, as a file that appears whole or not at
-all. It dies after so many Python calls (0: not at all), or says `done`, its weights and how many
-calls it made when all is trained.
+Deterministic, one step off; writes a checkpoint atomically every other update. It is killed after
+CALLS Python calls (0: never); otherwise it prints `done`, its weights and the number of calls.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from tests.killing import die_after
-from tests.rl.test_orchestrator_resume import Disk, live, lockstep
+from tests.killing import kill_after_calls
+from tests.rl.test_orchestrator_resume import Disk, deterministic_run, run_process
 from tests.rollout.virtual_time import run
 
 BATCHES = 24
@@ -31,9 +30,11 @@ class File(Disk):
 
 
 def main(folder, seed, calls):
-    pace, tasks, engine, step_s = lockstep(1, delays=int(seed))
-    made = die_after(int(calls))
-    learner, _ = run(live(File(Path(folder)), pace, tasks, engine, batches=BATCHES, step_s=step_s))
+    settings, tasks, engine, step_s = deterministic_run(1, delays=int(seed))
+    made = kill_after_calls(int(calls))
+    learner, _ = run(
+        run_process(File(Path(folder)), settings, tasks, engine, batches=BATCHES, step_s=step_s)
+    )
     sys.stdout.write(f"done {learner.weights} {made()}\n")
 
 

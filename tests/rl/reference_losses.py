@@ -1,5 +1,4 @@
-"""Policy losses written down a second time, token by token in plain Python, with the derivative by
-log pi worked out by hand."""
+"""Reference policy losses: token by token in plain Python, with derivatives by log pi by hand."""
 
 from math import exp
 
@@ -37,10 +36,10 @@ def double_sided(logp, rollout, advantage, *, below, above):
     return f * advantage * logp, f * advantage
 
 
-def equation_1(attempts, *, beta, below, above):
-    """The loss of one group: attempts are lists of (logp, old, rollout, advantage)."""
+def equation_1(rollouts, *, beta, below, above):
+    """The loss of one group; a rollout is a list of (logp, old, rollout, advantage)."""
     total = 0.0
-    for attempt in attempts:
-        inner = sum(icepop(*token, beta=beta, below=below, above=above)[0] for token in attempt)
-        total += inner / len(attempt)
-    return -total / len(attempts)
+    for sequence in rollouts:
+        inner = sum(icepop(*token, beta=beta, below=below, above=above)[0] for token in sequence)
+        total += inner / len(sequence)
+    return -total / len(rollouts)

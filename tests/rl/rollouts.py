@@ -1,4 +1,4 @@
-"""Attempts made by hand."""
+"""Hand-made rollouts."""
 
 from paddock.records import Completion, Failure, Segment, Trajectory, Turn, Verdict
 
@@ -28,10 +28,10 @@ def trajectory(outcome, *turns, session="s", branch=0, group="g"):
     )
 
 
-def attempt(outcome, *, session="s", reply=(8, 9), finish="stop", version=0):
+def rollout(outcome, *, session="s", reply=(8, 9), finish="stop", version=0):
     turn = Turn(added_ids=(1, 7), completion=completion(reply, finish=finish, version=version))
     return (trajectory(outcome, turn, session=session),)
 
 
 def group(*outcomes, **changes):
-    return [attempt(outcome, session=f"s{i}", **changes) for i, outcome in enumerate(outcomes)]
+    return [rollout(outcome, session=f"s{i}", **changes) for i, outcome in enumerate(outcomes)]

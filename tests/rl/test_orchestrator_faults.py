@@ -1,4 +1,4 @@
-"""What goes wrong: worlds, engines, clocks, and our own code."""
+"""Orchestrator: failures of environments and engines, timeouts, stalls and bugs."""
 
 import asyncio
 
@@ -15,11 +15,11 @@ from tests.rollout.virtual_time import FAILURES, Engine, Learner, learn, run
 
 @pytest.mark.parametrize("kind", FAILURES)
 def test_every_kind_of_failure_has_its_own_reason_and_no_reward(kind):
-    """A third of all attempts fail: a group with more than half left is trained, and says which of
-    its attempts have no reward; any other fails with the reason."""
+    """A third of all rollouts fail: a group with more than half valid is trained and lists the
+    failed ones; any other group fails with the reason."""
     failure = FAILURES[kind]
     engine = Engine(
-        outcome=lambda given, rng: failure if rng.random() < 0.35 else Verdict(reward=1.0)
+        outcome=lambda spec, rng: failure if rng.random() < 0.35 else Verdict(reward=1.0)
     )
     tasks = {"sums": TaskSettings(group_size=4, max_consecutive_failed=50)}
     (learner, ledger), _ = run(
@@ -36,24 +36,26 @@ def test_every_kind_of_failure_has_its_own_reason_and_no_reward(kind):
     assert set(ledger.failure_counts()) == {("sums", kind, failure.where)}
 
 
-def test_an_attempt_that_never_ends_is_a_failure_of_time():
+def test_a_rollout_that_never_ends_is_a_timeout():
     hung = asyncio.Event()
     engine = Engine()
 
-    async def attempt(given):
-        if given.number == 1 and given.member == 0:
+    async def rollout(spec):
+        if spec.number == 1 and spec.member == 0:
             try:
                 await hung.wait()
             except asyncio.CancelledError:
-                await asyncio.sleep(1e6)  # nor does it stop when told to
-        return await engine(given)
+                await asyncio.sleep(1e6)  # and ignores cancellation
+        return await engine(spec)
 
     ledger = Ledger(":memory:")
 
     async def main():
-        work = TaskSpec(attempt, TaskSettings(group_size=1, attempt_timeout_s=100.0))
-        pace = RolloutSettings(groups_per_batch=2, pipeline_depth=0, max_staleness=0)
-        async with LiveBatchSource(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
+        work = TaskSpec(rollout, TaskSettings(group_size=1, attempt_timeout_s=100.0))
+        settings = RolloutSettings(groups_per_batch=2, pipeline_depth=0, max_staleness=0)
+        async with LiveBatchSource(
+            Orchestrator({"sums": work}, settings, ledger, seed=0)
+        ) as collect:
             return await Learner(collect, engine).run(2)
 
     learner, _ = run(main())
@@ -63,30 +65,30 @@ def test_an_attempt_that_never_ends_is_a_failure_of_time():
     assert found[0].outcome.what == "over 100 s, and did not stop within 5 s of being cancelled"
 
 
-def test_who_holds_everybody_up_is_named():
-    engine = Engine(delay=lambda given, rng: 300.0 if given.number == 3 else 0.1)
-    told = []
+def test_the_rollout_that_stalls_a_batch_is_named():
+    engine = Engine(delay=lambda spec, rng: 300.0 if spec.number == 3 else 0.1)
+    events = []
 
     async def main():
-        works = {"sums": TaskSpec(engine, TaskSettings(group_size=2))}
-        tell = lambda kind, **more: told.append((kind, more))  # noqa: E731
-        pace = RolloutSettings(
+        task_specs = {"sums": TaskSpec(engine, TaskSettings(group_size=2))}
+        log_event = lambda kind, **more: events.append((kind, more))  # noqa: E731
+        settings = RolloutSettings(
             groups_per_batch=4, pipeline_depth=0, max_staleness=0, stall_timeout_s=30.0
         )
-        orchestrator = Orchestrator(works, pace, Ledger(":memory:"), seed=0)
-        async with LiveBatchSource(orchestrator, log_event=tell) as collect:
+        orchestrator = Orchestrator(task_specs, settings, Ledger(":memory:"), seed=0)
+        async with LiveBatchSource(orchestrator, log_event=log_event) as collect:
             return await Learner(collect, engine).run(1)
 
     run(main())
-    kind, more = told[0]
+    kind, more = events[0]
     assert kind == "rollouts_stalled" and more["seconds"] >= 30
     assert more["why"].startswith("running sums-3-") and "the batch needs groups 3" in more["why"]
 
 
-def test_when_nothing_can_happen_any_more_it_is_said_at_once():
+def test_a_deadlock_is_reported_at_once():
     async def main():
-        works = {"sums": TaskSpec(Engine(), TaskSettings())}
-        orchestrator = Orchestrator(works, RolloutSettings(), Ledger(":memory:"), seed=0)
+        task_specs = {"sums": TaskSpec(Engine(), TaskSettings())}
+        orchestrator = Orchestrator(task_specs, RolloutSettings(), Ledger(":memory:"), seed=0)
         orchestrator.executor.limit = 0
         async with LiveBatchSource(orchestrator) as collect:
             await collect.next_batch()
@@ -101,17 +103,17 @@ class Bug(Exception):
     pass
 
 
-@pytest.mark.parametrize("where", ["attempt", "sift", "trajectory", "pressure"])
+@pytest.mark.parametrize("where", ["rollout", "sift", "trajectory", "pressure"])
 @pytest.mark.parametrize("during", ["rollout", "training"])
-def test_a_bug_ends_the_run_with_its_own_traceback_and_at_once(where, during):
-    engine = Engine(tokens=lambda given, rng: 1, delay=lambda given, rng: 1.0)
+def test_a_bug_ends_the_run_at_once_with_its_own_traceback(where, during):
+    engine = Engine(tokens=lambda spec, rng: 1, delay=lambda spec, rng: 1.0)
     bad = 5 if during == "training" else 1
 
-    async def attempt(given):
-        branches = await engine(given)
-        if where == "attempt" and given.number == bad:
+    async def rollout(spec):
+        branches = await engine(spec)
+        if where == "rollout" and spec.number == bad:
             raise Bug
-        return [] if where == "trajectory" and given.number == bad else branches
+        return [] if where == "trajectory" and spec.number == bad else branches
 
     def sift(group):
         if where == "sift" and group.number == bad:
@@ -128,7 +130,7 @@ def test_a_bug_ends_the_run_with_its_own_traceback_and_at_once(where, during):
         return EngineLoad(kv_cache_usage=0.1)
 
     async def main():
-        work = TaskSpec(attempt, TaskSettings(group_size=2), sift)
+        work = TaskSpec(rollout, TaskSettings(group_size=2), sift)
         orchestrator = Orchestrator(
             {"sums": work}, RolloutSettings(groups_per_batch=4), Ledger(":memory:"), seed=0
         )
@@ -139,27 +141,29 @@ def test_a_bug_ends_the_run_with_its_own_traceback_and_at_once(where, during):
     with pytest.raises((Bug, ValueError)) as caught:
         run(main())
     names = [entry.name for entry in caught.traceback]
-    assert {"attempt": "attempt", "sift": "sift", "trajectory": "_checked", "pressure": "pressure"}[
+    assert {"rollout": "rollout", "sift": "sift", "trajectory": "_checked", "pressure": "pressure"}[
         where
     ] in names
 
 
-def test_what_is_left_running_is_cancelled_and_stays_in_flight():
-    engine = Engine(delay=lambda given, rng: 1.0)
+def test_running_rollouts_are_cancelled_at_the_end_and_stay_in_flight():
+    engine = Engine(delay=lambda spec, rng: 1.0)
     closed = []
 
-    async def attempt(given):
+    async def rollout(spec):
         try:
-            return await engine(given)
+            return await engine(spec)
         finally:
-            closed.append(given.session_id)
+            closed.append(spec.session_id)
 
     ledger = Ledger(":memory:")
 
     async def main():
-        work = TaskSpec(attempt, TaskSettings(group_size=2))
-        pace = RolloutSettings(groups_per_batch=2, pipeline_depth=2, max_staleness=3)
-        async with LiveBatchSource(Orchestrator({"sums": work}, pace, ledger, seed=0)) as collect:
+        work = TaskSpec(rollout, TaskSettings(group_size=2))
+        settings = RolloutSettings(groups_per_batch=2, pipeline_depth=2, max_staleness=3)
+        async with LiveBatchSource(
+            Orchestrator({"sums": work}, settings, ledger, seed=0)
+        ) as collect:
             await Learner(collect, engine).run(2)
         assert len(asyncio.all_tasks()) == 1
 

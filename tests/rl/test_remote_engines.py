@@ -1,4 +1,4 @@
-"""A run whose engine and teacher are servers, reached over HTTP alone."""
+"""RL runs whose engines and teachers are servers reached over HTTP."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from paddock.engine import EngineWeightUpdater
 from tests.rl.vault_runs import SYNCHRONOUS, numbers, recipe_in
 from tests.serve.live import serving
 
-TAUGHT = """
+DISTILL_RECIPE = """
 stage = "distill"
 steps = 2
 [init]
@@ -29,7 +29,7 @@ device = "cpu"
 """
 
 
-def test_servers_sample_and_take_every_version(start, tmp_path):
+def test_servers_sample_and_receive_every_weight_update(start, tmp_path):
     with (
         serving(start, weights=EngineWeightUpdater) as one,
         serving(start, weights=EngineWeightUpdater) as two,
@@ -47,16 +47,16 @@ def test_servers_sample_and_take_every_version(start, tmp_path):
     assert all(line["logprob_diff"] < 1e-5 for line in found.values())
 
 
-def test_a_server_may_teach(start, tmp_path):
+def test_a_server_can_be_the_teacher(start, tmp_path):
     with serving(start) as server:
-        text = TAUGHT.replace("URL", server.url)
+        text = DISTILL_RECIPE.replace("URL", server.url)
         run_rl(recipe_in(tmp_path, start, text), tmp_path / "run", [])
-    # Its teacher is the student itself, before the first update.
+    # The teacher is the student before its first update.
     assert abs(numbers(tmp_path / "run")[1]["teacher_kl"]) < 1e-5
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("http://127.0.0.1:9", "http://127.0.0.1:9 does not answer"),
         ("127.0.0.1:8000", "'127.0.0.1:8000' is no address, such as http://"),
@@ -64,11 +64,9 @@ def test_a_server_may_teach(start, tmp_path):
         ("http://127.0.0.1:99999", "is no address"),
     ],
 )
-def test_a_server_that_is_not_there_is_named_before_anything_is_rolled_out(
-    start, tmp_path, url, said
-):
-    taught = recipe_in(tmp_path / "taught", start, TAUGHT.replace("URL", url))
-    with pytest.raises(UserError, match=f"'teachers.far.url': .*{said}"):
-        run_rl(taught, tmp_path / "run", [])
-    with pytest.raises(UserError, match=f"'engines.urls': .*{said}"):
+def test_an_unreachable_server_is_reported_before_any_rollout(start, tmp_path, url, message):
+    record = recipe_in(tmp_path / "taught", start, DISTILL_RECIPE.replace("URL", url))
+    with pytest.raises(UserError, match=f"'teachers.far.url': .*{message}"):
+        run_rl(record, tmp_path / "run", [])
+    with pytest.raises(UserError, match=f"'engines.urls': .*{message}"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "other", [f'engines.urls=["{url}"]'])

@@ -1,5 +1,5 @@
-"""What a run writes down for those who look at it: what the trainer made of tokens, when rollouts
-ran, how the engine did, where the network looked. None of it has a part in learning."""
+"""Records a run writes for the dashboard: token statistics, rollout times, engine statistics,
+indexer selections and expert load. None of it affects training."""
 
 import asyncio
 import base64
@@ -20,9 +20,9 @@ from paddock.model import AttentionMetadata, AuxRequest
 from paddock.records import Failure, Trajectory, Verdict
 from paddock.train.policy import compute_logprobs, pack_samples
 from tests.dashboard.ledgers import tokenizer
-from tests.rl.learners import learner, lessons
+from tests.rl.learners import learner, policy_samples
 from tests.rl.nets import engine_for, network, prompts, rolled
-from tests.rl.vault_runs import LOCKSTEP, SYNCHRONOUS, recipe_in
+from tests.rl.vault_runs import DETERMINISTIC, SYNCHRONOUS, recipe_in
 
 
 def batch_of(made, **changes):
@@ -31,23 +31,21 @@ def batch_of(made, **changes):
 
 
 @pytest.mark.parametrize("micro_tokens", [None, 50])
-def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
-    tmp_path, micro_tokens
-):
+def test_recorded_ratios_and_advantages_are_those_of_the_trainer(tmp_path, micro_tokens):
     made = learner(
         tmp_path, network(), compute={"micro_batch_tokens": micro_tokens}, optim={"lr": 3e-2}
     )
-    every = lessons(batch_of(made), made.settings)
-    made.train(every)  # the first: trainer and sampler are still one
-    flat = [lesson for group in every for lesson in group]
+    every = policy_samples(batch_of(made), made.settings)
+    made.train(every)  # the first update: trainer and engine have the same weights
+    flat = [policy_sample for group in every for policy_sample in group]
     batch = pack_samples(flat)
     expected = compute_logprobs(made.trainer.network, batch) - batch.columns["rollout_logprobs"]
-    study = made.train(every)
+    train_stats = made.train(every)
     start = 0
-    for lesson in flat:
-        sample = lesson.sample
+    for policy_sample in flat:
+        sample = policy_sample.sample
         session, _, branch = sample.id.rpartition("/")
-        row = study.token_records[session, int(branch)]
+        row = train_stats.token_records[session, int(branch)]
         here = expected[start : start + len(sample.token_ids)][np.array(sample.loss_mask)]
         np.testing.assert_allclose(row.log_ratio, here, atol=1e-5)
         paid = [a for a, flag in zip(sample.advantages, sample.loss_mask, strict=True) if flag]
@@ -55,26 +53,26 @@ def test_ratio_and_advantage_of_every_trained_token_are_those_of_the_trainer(
         assert row.update == 1
         start += len(sample.token_ids)
     assert np.abs(expected).max() > 0.01
-    dropped = [not kept for row in study.token_records.values() for kept in row.kept]
-    assert np.mean(dropped) == pytest.approx(study.mean("masked"))
+    dropped = [not kept for row in train_stats.token_records.values() for kept in row.kept]
+    assert np.mean(dropped) == pytest.approx(train_stats.mean("masked"))
 
 
-def test_what_the_loss_does_not_trust_is_marked(tmp_path):
+def test_tokens_masked_by_the_loss_are_marked(tmp_path):
     made = learner(
         tmp_path, network(), loss={"kind": "double_sided", "clip_low": 1e-9, "clip_high": 1e-9}
     )
-    every = lessons(batch_of(made), made.settings)
+    every = policy_samples(batch_of(made), made.settings)
     made.train(every)
-    study = made.train(every)
-    kept = [kept for row in study.token_records.values() for kept in row.kept]
+    train_stats = made.train(every)
+    kept = [kept for row in train_stats.token_records.values() for kept in row.kept]
     assert not all(kept)
-    assert 1 - np.mean(kept) == pytest.approx(study.mean("masked"))
+    assert 1 - np.mean(kept) == pytest.approx(train_stats.mean("masked"))
 
 
 @pytest.fixture(scope="module")
 def run(start, tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
-    run_rl(recipe_in(folder, start), folder / "run", [*LOCKSTEP, *SYNCHRONOUS, "steps=2"])
+    run_rl(recipe_in(folder, start), folder / "run", [*DETERMINISTIC, *SYNCHRONOUS, "steps=2"])
     return folder / "run"
 
 
@@ -82,28 +80,28 @@ def rows(run, name):
     return [row for row, _ in follow(run / f"{name}.jsonl")]
 
 
-def test_every_attempt_has_its_times_and_its_lesson(run):
-    told = {(row["number"], row["member"]): row for row in rows(run, "rollouts")}
+def test_every_rollout_has_a_timing_row_and_trained_ones_have_token_records(run):
+    written = {(row["number"], row["member"]): row for row in rows(run, "rollouts")}
     with LedgerView(run / LEDGER_FILE) as ledger:
         entries = ledger.list_groups(100)
         ended = {
             (e.ordinal, a.member): a for e in entries for a in ledger.rollout_summaries([e.ordinal])
         }
-        assert len(told) == len(ended) > 8
+        assert len(written) == len(ended) > 8
         for entry in entries:
             for member in range(entry.size):
-                row, attempt = told[entry.number, member], ended[entry.ordinal, member]
+                row, rollout = written[entry.number, member], ended[entry.ordinal, member]
                 assert row["began"] <= row["time"]
-                assert (row.get("reward"), row["tokens"]) == (attempt.reward, attempt.tokens)
+                assert (row.get("reward"), row["tokens"]) == (rollout.reward, rollout.tokens)
                 (branch, *_) = ledger.trajectories(entry.ordinal, member)
-                taught = ledger.token_record(branch.session_id, branch.branch)
-                assert (taught is not None) == (entry.status == "trained")
-                if taught is not None:
-                    assert taught.update == entry.trained
-                    assert len(taught.kept) == sum(branch.loss_mask)
+                record = ledger.token_record(branch.session_id, branch.branch)
+                assert (record is not None) == (entry.status == "trained")
+                if record is not None:
+                    assert record.update == entry.trained
+                    assert len(record.kept) == sum(branch.loss_mask)
 
 
-def test_the_engine_and_the_network_have_rows(run):
+def test_engine_and_network_rows_are_written(run):
     *_, last = rows(run, "engine")
     assert last["requests"] > 0 and last["generated_tokens"] > 0
     assert 0 < last["prefix_cache_hit_tokens"] <= last["prefix_cache_query_tokens"]
@@ -114,31 +112,33 @@ def test_the_engine_and_the_network_have_rows(run):
     assert len(look["pieces"]) > 8
 
 
-def test_an_attempt_that_fails_or_is_cancelled_has_a_row_too():
-    told = []
-    given = SimpleNamespace(task="t", number=3, member=1, session_id="t-3-1")
+def test_a_failed_or_cancelled_rollout_has_a_row_too():
+    written = []
+    spec = SimpleNamespace(task="t", number=3, member=1, session_id="t-3-1")
 
     def failing(outcome):
-        async def attempt(_):
+        async def rollout(_):
             if outcome is None:
                 await asyncio.sleep(60)
             return (
                 Trajectory(task_id="t", group_id="g", session_id="s", turns=(), outcome=outcome),
             )
 
-        return with_timing_row(attempt, lambda name, **row: told.append((name, row)), lambda: 5.0)
+        return with_timing_row(
+            rollout, lambda name, **row: written.append((name, row)), lambda: 5.0
+        )
 
     async def all_three():
-        await failing(Verdict(reward=0.5))(given)
-        await failing(Failure(kind="world", where="start", what="gone"))(given)
-        task = asyncio.ensure_future(failing(None)(given))
+        await failing(Verdict(reward=0.5))(spec)
+        await failing(Failure(kind="world", where="start", what="gone"))(spec)
+        task = asyncio.ensure_future(failing(None)(spec))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
 
     asyncio.run(all_three())
     same = {"began": 5.0, "task": "t", "number": 3, "member": 1, "session": "t-3-1"}
-    assert told == [
+    assert written == [
         ("rollouts", {**same, "tokens": 0, "reward": 0.5}),
         ("rollouts", {**same, "tokens": 0, "failed": "world at start"}),
         ("rollouts", {**same, "failed": "cancelled"}),
@@ -152,26 +152,26 @@ def stats(**changes):
     )
 
 
-def test_engines_are_added_up():
-    told = []
-    gauge = EngineStatLogger(lambda name, **row: told.append((name, row)), lambda: 0.0)
+def test_stats_of_several_engines_are_summed():
+    written = []
+    gauge = EngineStatLogger(lambda name, **row: written.append((name, row)), lambda: 0.0)
     gauge.log_stats([stats(version=4, running=3), stats(version=3, running=5)])
-    ((name, row),) = told
+    ((name, row),) = written
     assert name == "engine"
     assert (row["running"], row["requests"], row["busy_s"], row["version"]) == (8, 4, 3.0, 3)
 
 
-def test_a_week_of_looks_every_second_is_a_small_file():
-    now, told = [0.0], []
-    gauge = EngineStatLogger(lambda *_, **__: told.append(now[0]), lambda: now[0])
+def test_a_week_of_engine_stats_is_a_small_file():
+    now, written = [0.0], []
+    gauge = EngineStatLogger(lambda *_, **__: written.append(now[0]), lambda: now[0])
     for second in (*range(3600), *range(3600, 7 * 86400, 15)):
         now[0] = float(second)
         gauge.log_stats([stats()])
-    assert len([moment for moment in told if moment < 600]) == 600
-    assert len(told) < 8 * ROWS
+    assert len([moment for moment in written if moment < 600]) == 600
+    assert len(written) < 8 * ROWS
 
 
-def test_what_is_written_of_a_network_is_what_its_layers_chose():
+def test_inspect_network_records_the_selections_of_the_layers():
     net, words = network(), tokenizer()
     net = network(vocab=words.vocab_size + 5)
     ids = words.encode("Say the word twice. It wants a look. Done. seen it " * 4, specials=False)

@@ -1,4 +1,4 @@
-"""`paddock rl` with its engine in a process of its own."""
+"""`paddock rl` with its engine in a subprocess."""
 
 import os
 import signal
@@ -12,22 +12,22 @@ from paddock.journal import Ledger
 from paddock.launch.rollouts import LEDGER_FILE
 from paddock.rollout.replica_pool import ReplicaPool
 from paddock.rollout.task_health import RunAbortedError
-from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, Hashes, numbers, recipe_in
+from tests.rl.vault_runs import DETERMINISTIC, ONE_STEP_OFF, Hashes, numbers, recipe_in
 
 
-def test_apart_or_not_the_weights_are_the_same_bit_for_bit(start, tmp_path, monkeypatch):
+def test_inline_and_subprocess_engines_give_bitwise_identical_weights(start, tmp_path, monkeypatch):
     hashes, found = Hashes(monkeypatch), {}
     recipe = recipe_in(tmp_path, start)
-    for place in ("inline", "subprocess"):
-        sets = [*LOCKSTEP, *ONE_STEP_OFF, "steps=3", f"engines.place={place}"]
-        run_rl(recipe, tmp_path / place, sets)
-        found[place] = hashes.take()
+    for position in ("inline", "subprocess"):
+        sets = [*DETERMINISTIC, *ONE_STEP_OFF, "steps=3", f"engines.place={position}"]
+        run_rl(recipe, tmp_path / position, sets)
+        found[position] = hashes.take()
     assert found["subprocess"] == found["inline"]
     assert len(found["subprocess"]) == 3
 
 
 class Stopping:
-    """Stops the engine's process as soon as it was asked for the first token."""
+    """Sends SIGSTOP to the engine process at its first request."""
 
     def __init__(self, monkeypatch):
         self.pid, self.stopped = None, Event()
@@ -44,21 +44,21 @@ class Stopping:
         monkeypatch.setattr(SubprocessEngine, "submit", seen)
 
 
-def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, monkeypatch):
+def test_a_paused_engine_is_not_a_policy_failure(start, tmp_path, monkeypatch):
     stopping, gone = Stopping(monkeypatch), Event()
-    bury = ReplicaPool._remove
+    remove = ReplicaPool._remove
 
-    def buried(fleet, *args):
-        bury(fleet, *args)
+    def removed(pool, *args):
+        remove(pool, *args)
         if stopping.stopped.is_set():
             gone.set()
 
-    def go_on():
+    def resume_engine():
         gone.wait()
         os.kill(stopping.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(ReplicaPool, "_remove", buried)
-    waker = Thread(target=go_on, daemon=True)
+    monkeypatch.setattr(ReplicaPool, "_remove", removed)
+    waker = Thread(target=resume_engine, daemon=True)
     waker.start()
     sets = [*ONE_STEP_OFF, "steps=2", "engines.place=subprocess", "credit.keep_zero_variance=true"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
@@ -67,7 +67,7 @@ def test_an_engine_that_was_paused_is_no_fault_of_the_policy(start, tmp_path, mo
         assert ledger.failure_counts() == {} and not ledger.group_counts().failed
 
 
-def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp_path, monkeypatch):
+def test_an_engine_that_never_recovers_ends_the_run_with_the_reason(start, tmp_path, monkeypatch):
     stopping = Stopping(monkeypatch)
     monkeypatch.setattr("paddock.engine.subprocess_engine.EXIT_TIMEOUT_S", 0.5)
     sets = ["engines.place=subprocess", "engines.unreachable_timeout_s=1"]
@@ -78,10 +78,10 @@ def test_an_engine_that_never_comes_back_ends_the_run_with_the_reason(start, tmp
         os.kill(stopping.pid, 0)
 
 
-def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
+def test_a_stopped_engine_does_not_block_a_run_whose_tasks_are_disabled(
     start, tmp_path, monkeypatch
 ):
-    """Attempts run out of time long before the engine is given up."""
+    """Rollouts time out long before the engine is declared dead."""
     stopping = Stopping(monkeypatch)
     monkeypatch.setattr("paddock.engine.subprocess_engine.EXIT_TIMEOUT_S", 0.5)
     sets = [
@@ -95,10 +95,10 @@ def test_a_stopped_engine_does_not_keep_a_run_whose_tasks_are_set_aside(
         os.kill(stopping.pid, 0)
 
 
-def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypatch):
-    """Killed while it answers; another takes its place, with the weights of that moment, and every
-    attempt ends exactly once."""
-    born, killed = [], []
+def test_a_killed_engine_is_restarted_and_loses_no_rollout(start, tmp_path, monkeypatch):
+    """Killed while it generates: a new process loads the current weights, and every rollout ends
+    exactly once."""
+    started, killed = [], []
     submit, begin = SubprocessEngine.submit, SubprocessEngine._start
 
     def seen(self, *args, **kwargs):
@@ -110,13 +110,13 @@ def test_an_engine_killed_on_the_way_costs_no_attempt(start, tmp_path, monkeypat
 
     def counted(self):
         begin(self)
-        born.append(self.pid)
+        started.append(self.pid)
 
     monkeypatch.setattr(SubprocessEngine, "submit", seen)
     monkeypatch.setattr(SubprocessEngine, "_start", counted)
     sets = [*ONE_STEP_OFF, "steps=5", "engines.place=subprocess", "credit.keep_zero_variance=true"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
-    assert len(born) == 2 and killed == born[:1]
+    assert len(started) == 2 and killed == started[:1]
     assert sorted(numbers(tmp_path / "run")) == [1, 2, 3, 4, 5]
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         balance = ledger.group_counts()

@@ -1,7 +1,7 @@
-"""A world that a tiny network can be schooled for in seconds.
+"""An environment that a tiny network can be pretrained for in seconds.
 
-A vault has to be opened with a tool before it is reported done. Demonstrations do so, or only say
-that they did. So a schooled network opens the vault now and then, and has to find out that it pays.
+A vault must be opened with a tool before it is reported done. Some demonstrations do so, others
+only claim it. The pretrained network opens the vault now and then, and RL raises that rate.
 """
 
 import asyncio
@@ -28,31 +28,31 @@ LOOK = ToolSpec(
     description="x",
     parameters={"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]},
 )
-LIMITS = Budget(turns=3, seconds=300, output_bytes=200)  # a busy machine takes its time
+LIMITS = Budget(turns=3, seconds=300, output_bytes=200)  # generous for a busy machine
 KEEPS = ThinkingKwargs(clear_thinking=False)
 NUMBERS = [str(n) for n in range(10)]
 
 
 class VaultSettings(EnvSettings):
     seed: int = 0
-    delay_s: float = 0.0  # at most, of a look into a vault
-    breaks: float = 0.0  # how often a vault cannot be opened at all
-    exits: str = ""  # where in its code sys.exit is called: task, open, grade, aside
+    delay_s: float = 0.0  # upper bound of the delay of a tool call
+    breaks: float = 0.0  # probability that reset fails
+    exits: str = ""  # where sys.exit is called: task, open, grade, aside
 
     def make_taskset(self):
-        return VaultWorld(self)
+        return VaultTaskset(self)
 
     def leave(self, where):
         if where == self.exits:
             sys.exit(0)
 
 
-class VaultWorld:
+class VaultTaskset:
     name = "vault"
 
     def __init__(self, settings=None):
         self.settings = settings or VaultSettings()
-        self.opened = Counter()  # luck is each attempt's own, whatever ran before or beside it
+        self.opened = Counter()  # a seed per rollout, independent of others
 
     def size(self, split):
         return None
@@ -75,20 +75,20 @@ class VaultWorld:
 class VaultEnv:
     tools = (LOOK,)
 
-    def __init__(self, task, settings, chance):
-        self.task, self.settings, self.chance = task, settings, chance
-        self.said, self.opened = "", False
+    def __init__(self, task, settings, rng):
+        self.task, self.settings, self.rng = task, settings, rng
+        self.reply_text, self.opened = "", False
 
     async def reset(self):
         asyncio.get_running_loop().call_soon(self.settings.leave, "aside")
-        if self.chance.random() < self.settings.breaks:
+        if self.rng.random() < self.settings.breaks:
             raise RuntimeError("the vault is stuck")
 
     async def step(self, reply):
-        self.said = reply.content.strip()
+        self.reply_text = reply.content.strip()
 
         async def look(n):
-            await asyncio.sleep(self.settings.delay_s * self.chance.random() ** 3)
+            await asyncio.sleep(self.settings.delay_s * self.rng.random() ** 3)
             self.opened = n == "all"
             return "is open"
 
@@ -96,15 +96,15 @@ class VaultEnv:
 
     async def score(self):
         self.settings.leave("grade")
-        return Verdict(reward=float(self.opened and self.said == "done"))
+        return Verdict(reward=float(self.opened and self.reply_text == "done"))
 
     async def close(self):
         pass
 
 
-def demonstration(world, index, style):
-    """The messages of one attempt."""
-    task = world.task(index)
+def demonstration(taskset, index, style):
+    """The messages of one demonstration."""
+    task = taskset.task(index)
     if style == "guess":
         return [*task.messages, Message(role="assistant", reasoning="know", content="done")]
     call = ToolCall(id="c0", name="look", arguments={"n": "all"})
@@ -118,23 +118,23 @@ def demonstration(world, index, style):
 
 @cache
 def tokenizer() -> Tokenizer:
-    world = VaultWorld()
+    taskset = VaultTaskset()
     texts = [
         f"{m.content} {m.reasoning or ''}"
         for i in range(40)
-        for m in demonstration(world, i, "full")
+        for m in demonstration(taskset, i, "full")
     ]
-    prompt = glm_chat_template("5").render(list(world.task(0).messages), tools=[LOOK])
+    prompt = glm_chat_template("5").render(list(taskset.task(0).messages), tools=[LOOK])
     trained = train_tokenizer([*texts, "know", prompt] * 3, vocab=700, splitting="words")
     return with_chat_template(trained, "5")
 
 
-def schooled(
+def pretrained_on_vault(
     folder: Path, *, start: Path | None = None, steps: int = 60, full: float = 0.35
 ) -> Path:
-    """A checkpoint whose network opens about `full` of its vaults; it goes on from `start`."""
+    """A checkpoint whose network opens about `full` of its vaults, trained from `start`."""
     seed = 1
-    words, world = tokenizer(), VaultWorld(VaultSettings(seed=99))
+    words, taskset = tokenizer(), VaultTaskset(VaultSettings(seed=99))
     config = latent_config(
         vocab=words.vocab_size,
         hidden=48,
@@ -149,15 +149,15 @@ def schooled(
     network = (
         Transformer.from_config(config, seed=seed) if start is None else load_pretrained(start)
     )
-    renderer, chance = GlmRenderer(words), Random(seed)
+    renderer, rng = GlmRenderer(words), Random(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
     network.train()
     for step in range(steps):
         rows = []
         for i in range(5):
-            style = "full" if chance.random() < full else "guess"
-            messages = demonstration(world, 5 * step + i, style)
+            style = "full" if rng.random() < full else "guess"
+            messages = demonstration(taskset, 5 * step + i, style)
             rows.append(renderer.render_dialogue(messages, tools=(LOOK,), thinking=KEEPS))
         _step(network, optimizer, rows)
         schedule.step()

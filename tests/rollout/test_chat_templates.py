@@ -1,4 +1,4 @@
-"""Templates that go on from what they said, the same tokens for SFT, sessions that stay small."""
+"""Chat templates in sessions: prefix preservation, the same tokens as SFT, memory per token."""
 
 from itertools import pairwise
 
@@ -12,13 +12,13 @@ from paddock.text.chat_template import glm_chat_template
 from paddock.text.chat_template_renderer import ChatTemplateRenderer
 from paddock.text.gguf import tokenizer_from_gguf
 from paddock.text.prefix_check import SessionPattern, find_prefix_change
-from tests.rollout.conversations import JUDGED, ids_of, say, user
+from tests.rollout.conversations import EXPORT_ARGS, ids_of, say, user
 from tests.rollout.engines import SPEC, completion, renderer, tokenizer
 from tests.text.test_folder import CHATML
 from tests.text.tiny_gguf import write_gguf
 
 
-def test_the_verifier_passes_our_template_and_fails_one_that_rewrites():
+def test_the_prefix_check_passes_glm_and_fails_a_template_that_rewrites():
     mode = SessionPattern(thinking=PRESERVED, switching=True)
     assert find_prefix_change(glm_chat_template("5"), tokenizer(), mode) is None
     source = "{{ messages | length }}{% for m in messages %}<|user|>{{ m.content }}{% endfor %}"
@@ -26,10 +26,10 @@ def test_the_verifier_passes_our_template_and_fails_one_that_rewrites():
 
 
 @pytest.mark.parametrize("version", ["5", "5.1", "5.2", "5.3"])
-def test_a_session_of_canonical_replies_is_what_sft_trains_on(version):
-    """Parallel results included: the same ids, the same mask."""
+def test_a_session_of_canonical_replies_equals_the_sft_rendering(version):
+    """Parallel tool results included: the same ids, the same loss mask."""
     calls = tuple(ToolCall(id=f"c{i}", name="now") for i in range(2))
-    said = [
+    dialogue = [
         user(),
         Message(role="assistant", content="Look.", reasoning="Hm.", tool_calls=calls),
         *(Message(role="tool", content=str(i), tool_call_id=f"c{i}") for i in range(2)),
@@ -37,21 +37,23 @@ def test_a_session_of_canonical_replies_is_what_sft_trains_on(version):
         user(),
         Message(role="assistant", content="Bye.", reasoning="End."),
     ]
-    whole = renderer(version).render_dialogue(said, tools=SPEC, thinking=PRESERVED)
+    whole = renderer(version).render_dialogue(dialogue, tools=SPEC, thinking=PRESERVED)
     session = Session("s", renderer(version), STRICT)
-    for at, message in enumerate(said):
+    for at, message in enumerate(dialogue):
         if message.role != "assistant":
             continue
-        opening = session.begin_turn(said[:at], tools=SPEC, thinking=PRESERVED)
-        mine = renderer(version).render_last_reply(said[: at + 1], tools=SPEC, thinking=PRESERVED)
+        opening = session.begin_turn(dialogue[:at], tools=SPEC, thinking=PRESERVED)
+        mine = renderer(version).render_last_reply(
+            dialogue[: at + 1], tools=SPEC, thinking=PRESERVED
+        )
         ids = [i for i, flag in zip(mine.token_ids, mine.loss_mask, strict=True) if flag]
         session.record(opening, completion(ids), message)
-    (found,) = session.trajectories(**JUDGED)
+    (found,) = session.trajectories(**EXPORT_ARGS)
     assert found.token_ids == whole.token_ids
     assert found.loss_mask == whole.loss_mask
 
 
-def test_a_long_session_costs_a_few_bytes_a_token():
+def test_a_long_session_takes_a_few_bytes_per_token():
     session, messages, words = Session("s", renderer()), [user()], "the pony is in the box " * 120
     for _ in range(20):
         ids = ids_of("x", SpecialToken.THINK_CLOSE, words, SpecialToken.USER)
@@ -70,7 +72,7 @@ def test_a_long_session_costs_a_few_bytes_a_token():
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    """A model's own folder, with a template in the manner of Qwen2.5."""
+    """A model folder with a template like that of Qwen2.5."""
     folder = tmp_path_factory.mktemp("family")
     files = tokenizer_from_gguf(write_gguf(folder / "m.gguf", pre="qwen2")).files()
     named = {**files, "chat_template.jinja": CHATML.encode()}
@@ -78,7 +80,7 @@ def family(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_sessions_of_other_families_go_on_from_their_own_tokens(family, stops):
+def test_sessions_of_other_families_extend_their_own_tokens(family, stops):
     assert isinstance(family, ChatTemplateRenderer)
     end, encode = (
         family.stop_token_ids[0],
@@ -92,7 +94,7 @@ def test_sessions_of_other_families_go_on_from_their_own_tokens(family, stops):
         log.append((tuple(opening.prompt), done))
         session.record(opening, done, Message(role="assistant", content=f"reply {turn}"))
         messages += [Message(role="assistant", content=f"reply {turn}"), user("More")]
-    (found,) = session.trajectories(**JUDGED)
+    (found,) = session.trajectories(**EXPORT_ARGS)
     for (before, done), (after, _) in pairwise(log):
         past = before + done.token_ids
         assert after[: len(past)] == past

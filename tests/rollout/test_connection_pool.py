@@ -1,4 +1,4 @@
-"""HTTP/1.1 by hand: every framing, every way to break off, connections used again."""
+"""HTTP/1.1 connection pool: framings, broken connections, connection reuse."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ EMPTY = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"
 
 
 class Wire:
-    """What a server was told on each of its connections, and how many there were."""
+    """Requests a server received, and how many connections it had."""
 
     def __init__(self):
         self.connections, self.requests, self.gone = 0, [], 0
@@ -27,7 +27,7 @@ class Wire:
 
 @asynccontextmanager
 async def server(answer, *, per_connection=10**6, stalls=False):
-    """Answers every request alike; hangs up after so many on one connection."""
+    """Answers every request alike; closes a connection after `per_connection` requests."""
     wire = Wire()
 
     async def serve(reader, writer):
@@ -57,9 +57,9 @@ async def server(answer, *, per_connection=10**6, stalls=False):
         yield f"http://127.0.0.1:{port}", wire
 
 
-async def ask(http, url, **more):
-    said = {"headers": {}, "patience_s": PATIENCE_S, **more}
-    async with http.request("POST", f"{url}/path?q=1", **said) as response:
+async def send(http, url, **more):
+    options = {"headers": {}, "patience_s": PATIENCE_S, **more}
+    async with http.request("POST", f"{url}/path?q=1", **options) as response:
         return response.status, await response.read()
 
 
@@ -78,36 +78,36 @@ def run(work):
         ([PLAIN.replace(b"OK", b"OK\r\nConnection: close")], b"hello", 3),
     ],
 )
-def test_every_framing_and_whose_connections_are_used_again(answer, body, connections):
+def test_every_framing_is_read_and_its_connection_reused_where_possible(answer, body, connections):
     async def work():
         async with server(answer) as (url, wire), ConnectionPool() as http:
             for i in range(3):
-                status, found = await ask(http, url, body=b"x" * i, headers={"A": "b"})
+                status, found = await send(http, url, body=b"x" * i, headers={"A": "b"})
                 assert status in (200, 204) and found == body
             assert wire.connections == connections
-            assert [said for _, said in wire.requests] == [b"", b"x", b"xx"]
+            assert [options for _, options in wire.requests] == [b"", b"x", b"xx"]
             assert wire.requests[0][0].startswith(b"POST /path?q=1 HTTP/1.1\r\nHost: 127.0.0.1:")
             assert b"\r\nA: b\r\n" in wire.requests[0][0]
 
     run(work)
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_replaced():
+def test_a_connection_closed_by_the_server_is_replaced():
     async def work():
         async with server([PLAIN], per_connection=1) as (url, wire), ConnectionPool() as http:
             for _ in range(4):
-                assert (await ask(http, url))[1] == b"hello"
+                assert (await send(http, url))[1] == b"hello"
             assert wire.connections == 4 and len(wire.requests) == 4
 
     run(work)
 
 
-def test_leaving_early_closes_the_connection():
+def test_leaving_a_response_early_closes_the_connection():
     async def work():
         lines = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n"
         async with server([lines, b""], stalls=True) as (url, wire), ConnectionPool() as http:
-            said = {"headers": {}, "patience_s": PATIENCE_S}
-            async with http.request("GET", url, **said) as response:
+            options = {"headers": {}, "patience_s": PATIENCE_S}
+            async with http.request("GET", url, **options) as response:
                 assert await anext(response.iter_lines()) == b"one"
             wire.release.set()
             await until_async(lambda: wire.gone)
@@ -115,7 +115,7 @@ def test_leaving_early_closes_the_connection():
     run(work)
 
 
-def test_lines_come_whole_however_they_are_cut():
+def test_lines_are_whole_however_chunks_are_cut():
     async def work():
         text = "data: \u00e9t\u00e9\n\ndata: b\nlast".encode()
         parts = [b"%x\r\n%s\r\n" % (1, bytes([b])) for b in text]
@@ -129,11 +129,11 @@ def test_lines_come_whole_however_they_are_cut():
 
 
 @pytest.mark.parametrize("answer", [[b"", b""], [PLAIN[:-2], b""], [CHUNKED[:60], b""]])
-def test_no_wait_is_without_an_end(answer):
+def test_every_wait_has_a_timeout(answer):
     async def work():
         async with server(answer, stalls=True) as (url, wire), ConnectionPool() as http:
             with pytest.raises(TimeoutError):
-                await ask(http, url, patience_s=0.05)
+                await send(http, url, patience_s=0.05)
             wire.release.set()
 
     run(work)
@@ -148,33 +148,33 @@ def test_no_wait_is_without_an_end(answer):
         b"HTTP/1.1 200 OK\r\nA: " + b"a" * 2**20,
     ],
 )
-def test_what_breaks_off_or_is_no_http_is_an_error(answer):
+def test_truncated_or_invalid_http_is_an_error(answer):
     async def work():
         async with server([answer], per_connection=1) as (url, _), ConnectionPool() as http:
             with pytest.raises((OSError, EOFError)):
-                await ask(http, url)
+                await send(http, url)
 
     run(work)
 
 
-def test_nobody_at_the_address_and_no_address_at_all():
+def test_an_unreachable_or_invalid_address_is_an_error():
     async def work():
         async with ConnectionPool() as http:
             with pytest.raises(OSError, match="9"):
-                await ask(http, "http://127.0.0.1:9")
+                await send(http, "http://127.0.0.1:9")
             with pytest.raises(ValueError, match="no http address"):
-                await ask(http, "ftp://x")
+                await send(http, "ftp://x")
             with pytest.raises(ValueError, match="line break"):
-                await ask(http, "http://127.0.0.1:9", headers={"A": "b\r\nC: d"})
+                await send(http, "http://127.0.0.1:9", headers={"A": "b\r\nC: d"})
 
     run(work)
 
 
-def test_hundreds_at_once():
+def test_hundreds_of_concurrent_requests():
     async def work():
         async with server([PLAIN]) as (url, wire), ConnectionPool(idle=50) as http:
             for _ in range(2):
-                found = await asyncio.gather(*(ask(http, url) for _ in range(300)))
+                found = await asyncio.gather(*(send(http, url) for _ in range(300)))
                 assert {body for _, body in found} == {b"hello"}
             assert wire.connections <= 600 - 50, "some were used again"
 

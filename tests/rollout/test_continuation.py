@@ -1,4 +1,4 @@
-"""What an agent sent with the turn before is not read again, and nothing comes out otherwise."""
+"""Incremental prefix matching: messages of the previous turn are not parsed again, same result."""
 
 import asyncio
 from dataclasses import replace
@@ -13,11 +13,11 @@ from paddock.rollout.session_manager import LiveSession, SessionConfig
 from paddock.text import SpecialToken, parse_completion
 from paddock.text.messages import parse_messages
 from tests.rollout.conversations import CALL_OF_NOW, SILENT, follow_up, ids_of, rewritten, say, user
-from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
+from tests.rollout.engines import SPEC, RandomEngine, completion, renderer, tokenizer
 
 
 def as_sent(message, *, ids=True):
-    """A message as an agent spells it."""
+    """A message as an agent sends it."""
     calls = [
         {"function": {"name": call.name, "arguments": dict(call.arguments)}}
         | ({"id": call.id} if ids else {})
@@ -34,20 +34,20 @@ def facts(opening):
     return {name: getattr(opening, name) for name in names}
 
 
-def test_going_on_from_the_turn_before_finds_what_reading_all_of_it_finds():
-    """Whatever an agent does to its past, its thoughts, its tools and its ids."""
-    assert sum(asyncio.run(roam(seed)) for seed in range(60)) > 100
+def test_incremental_matching_equals_full_matching():
+    """Whatever an agent does to its history, reasoning, tools and ids."""
+    assert sum(asyncio.run(run_random_session(seed)) for seed in range(60)) > 100
 
 
-async def roam(seed):
-    """One session, each turn found both ways; in how many the past was not read again."""
-    chance, engine = Random(seed), Chancy(seed=seed)
-    rule = chance.choice([LOOSE, STRICT, PrefixMatcher("deaf", LOOSE.key, "ignored")])
+async def run_random_session(seed):
+    """One session, each turn matched both ways; returns how many did not reparse the history."""
+    rng, engine = Random(seed), RandomEngine(seed=seed)
+    rule = rng.choice([LOOSE, STRICT, PrefixMatcher("deaf", LOOSE.key, "ignored")])
     live = LiveSession(Session("s", renderer(), rule), SessionConfig(matcher=rule))
-    session, named, skipped, messages = live.session, chance.random() < 0.7, 0, [user()]
+    session, named, skipped, messages = live.session, rng.random() < 0.7, 0, [user()]
     for _ in range(10):
-        tools = SPEC if chance.random() < 0.9 else SPEC[:1]
-        mode = {"tools": tools, "thinking": chance.choice([PRESERVED, PRESERVED, SILENT])}
+        tools = SPEC if rng.random() < 0.9 else SPEC[:1]
+        mode = {"tools": tools, "thinking": rng.choice([PRESERVED, PRESERVED, SILENT])}
         raw = [as_sent(message, ids=named) for message in messages]
         sent = live.parse_messages(raw)
         found = session.match_prefix(sent.messages, past=sent.history, **mode)
@@ -66,16 +66,16 @@ async def roam(seed):
         )
         reading.feed(final_delta(answer))
         reply = reading.message
-        if chance.random() < 0.9:
+        if rng.random() < 0.9:
             session.record(opening, answer.completion, reply)
-        if chance.random() < 0.1:
-            reply = replace(reply, reasoning=chance.choice([None, "Something else."]))
-        messages = [*messages, reply, *follow_up(chance, reply)]
-        messages = rewritten(chance, messages) if chance.random() < 0.3 else messages
+        if rng.random() < 0.1:
+            reply = replace(reply, reasoning=rng.choice([None, "Something else."]))
+        messages = [*messages, reply, *follow_up(rng, reply)]
+        messages = rewritten(rng, messages) if rng.random() < 0.3 else messages
     return skipped
 
 
-def test_agents_that_only_append_are_not_read_again():
+def test_an_append_only_history_is_not_parsed_again():
     live = LiveSession(Session("s", renderer()), SessionConfig())
     messages = [user()]
     for turn in range(4):
@@ -96,12 +96,14 @@ def test_agents_that_only_append_are_not_read_again():
         messages += [reply, result]
         again = live.session.match_prefix(messages, tools=SPEC, thinking=PRESERVED)
         assert again.num_chars == 100, "results of tools become tokens alone"
-        asked = live.session.match_prefix([*messages, user()], tools=SPEC, thinking=PRESERVED)
-        assert asked.num_chars > 100 * (turn + 1), "for a user the past may have to be said anew"
+        matched = live.session.match_prefix([*messages, user()], tools=SPEC, thinking=PRESERVED)
+        assert matched.num_chars > 100 * (turn + 1), (
+            "a user message may need the history rendered again"
+        )
 
 
-def test_a_twin_that_follows_other_thoughts_is_not_gone_on_from():
-    """Two sub-agents say the same after replies that differ in what they thought alone."""
+def test_a_reply_that_follows_other_reasoning_is_not_continued():
+    """Two sub-agents send the same after replies that differ only in reasoning."""
     session = Session("s", renderer())
     mode = {"tools": SPEC, "thinking": PRESERVED}
     one, other = (
@@ -111,21 +113,21 @@ def test_a_twin_that_follows_other_thoughts_is_not_gone_on_from():
         for thought in ("one", "other")
     )
     ids = ids_of("hm", SpecialToken.THINK_CLOSE, "same", SpecialToken.USER)
-    asked = [session.match_prefix([user(), reply, user()], **mode) for reply in (one, other)]
-    for found in asked:
+    matched = [session.match_prefix([user(), reply, user()], **mode) for reply in (one, other)]
+    for found in matched:
         opening = session.build_prompt(found)
         parsed = parse_completion(
             tokenizer(), ids, finish="stop", tools=SPEC, prompt=opening.prompt
         )
         session.record(opening, completion(ids), parsed.message)
     messages = [user(), one, user(), parsed.message, user()]
-    again = session.build_prompt(session.match_prefix(messages, past=asked[0].history, **mode))
+    again = session.build_prompt(session.match_prefix(messages, past=matched[0].history, **mode))
     assert facts(again) == facts(session.begin_turn(messages, **mode))
     assert "other" not in tokenizer().decode(again.prompt.tolist())
 
 
-def test_a_result_that_comes_late_still_answers_its_call():
-    """Without ids only the reply says which call it answers, so that must be read too."""
+def test_a_late_tool_result_still_matches_its_call():
+    """Without ids only the reply tells which call it answers, so the reply must be parsed too."""
     call = {"function": {"name": "now", "arguments": "{}"}}
     raw = [
         {"role": "user", "content": "Go."},

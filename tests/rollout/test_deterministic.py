@@ -14,15 +14,15 @@ from paddock.rollout.settings import RolloutSettings, TaskSettings
 from tests.rollout.virtual_time import Learner, number, run, trajectory
 
 
-class Batcher(NonStreamingClient):
-    """An engine whose tokens depend on what it computes together, as those of real ones may: on
-    all that was asked before it was let go, in the order of asking."""
+class BatchingEngine(NonStreamingClient):
+    """An engine whose tokens depend on batch composition, as those of real engines may: on all
+    requests submitted before it is released, in their order."""
 
     def __init__(self):
         self.weights, self.version = {0: "start"}, 0
         self.held = False
         self.waiting = []
-        self.steps = []  # what was computed together
+        self.steps = []  # sessions of each batch
 
     def push(self, version, weights):
         self.weights[version], self.version = weights, version
@@ -34,21 +34,21 @@ class Batcher(NonStreamingClient):
         self.held = False
         self._step()
 
-    async def generate(self, ask):
+    async def generate(self, request):
         answer = asyncio.get_running_loop().create_future()
-        self.waiting.append((ask, answer))
+        self.waiting.append((request, answer))
         if not self.held:
             self._step()
         return await answer
 
     def _step(self):
-        wave, self.waiting = self.waiting, []
-        self.steps.append([ask.session_id for ask, _ in wave])
+        batch, self.waiting = self.waiting, []
+        self.steps.append([request.session_id for request, _ in batch])
         together = number(
-            self.weights[self.version], [(a.session_id, list(a.token_ids)) for a, _ in wave]
+            self.weights[self.version], [(a.session_id, list(a.token_ids)) for a, _ in batch]
         )
-        for ask, answer in wave:
-            token = number(together, ask.session_id) % 1000
+        for request, answer in batch:
+            token = number(together, request.session_id) % 1000
             completion = Completion(
                 token_ids=(token,),
                 logprobs=(-0.5,),
@@ -58,51 +58,51 @@ class Batcher(NonStreamingClient):
             answer.set_result(RequestOutput(completion=completion))
 
 
-def attempts_by(generate, *, delays):
-    """Agents of one to four turns, whose worlds take their time."""
+def rollouts_by(generate, *, delays):
+    """Agents of one to four turns with slow environments."""
 
-    async def attempt(given):
-        rng = Random(f"{delays} {given.session_id}")
+    async def rollout(spec):
+        rng = Random(f"{delays} {spec.session_id}")
         ids = []
-        for _ in range(1 + given.seed % 4):
+        for _ in range(1 + spec.seed % 4):
             await asyncio.sleep(rng.expovariate(1.0))
-            ask = InferenceRequest(
-                token_ids=(1, *ids), sampling_params=SamplingParams(), session_id=given.session_id
+            request = InferenceRequest(
+                token_ids=(1, *ids), sampling_params=SamplingParams(), session_id=spec.session_id
             )
-            ids += (await generate.generate(ask)).completion.token_ids
-        await asyncio.sleep(rng.expovariate(1.0))  # to be judged
+            ids += (await generate.generate(request)).completion.token_ids
+        await asyncio.sleep(rng.expovariate(1.0))  # scoring
         versions = [0] * len(ids)
-        return [trajectory(given, ids, versions, Verdict(reward=float(ids[-1] % 2)))]
+        return [trajectory(spec, ids, versions, Verdict(reward=float(ids[-1] % 2)))]
 
-    return attempt
+    return rollout
 
 
-def flat(group):
+def is_zero_variance(group):
     return "zero variance" if len({outcome.reward for outcome in group.outcomes}) == 1 else ""
 
 
-def history(delays, *, in_waves, concurrency=5):
-    engine = Batcher()
-    waves = RequestBarrier(engine.hold) if in_waves else None
-    generate = DeterministicClient(engine, waves) if waves else engine
-    pace = RolloutSettings(
+def history(delays, *, use_barrier, concurrency=5):
+    engine = BatchingEngine()
+    barrier = RequestBarrier(engine.hold) if use_barrier else None
+    generate = DeterministicClient(engine, barrier) if barrier else engine
+    settings = RolloutSettings(
         groups_per_batch=3,
         pipeline_depth=1,
         max_staleness=9,
         order="in_order",
-        deterministic=in_waves,
+        deterministic=use_barrier,
         max_concurrent=concurrency,
         min_concurrent=1,
     )
 
     async def main():
-        attempt = attempts_by(generate, delays=delays)
-        works = {
-            name: TaskSpec(attempt, TaskSettings(group_size=size, ratio=size), flat)
+        rollout = rollouts_by(generate, delays=delays)
+        task_specs = {
+            name: TaskSpec(rollout, TaskSettings(group_size=size, ratio=size), is_zero_variance)
             for name, size in (("sums", 3), ("words", 2))
         }
         ledger = Ledger(":memory:")
-        orchestrator = Orchestrator(works, pace, ledger, seed=3, barrier=waves)
+        orchestrator = Orchestrator(task_specs, settings, ledger, seed=3, barrier=barrier)
         async with LiveBatchSource(orchestrator) as collect:
             learner = await Learner(collect, engine).run(9)
         return learner.history, engine.steps, ledger.groups()
@@ -111,53 +111,55 @@ def history(delays, *, in_waves, concurrency=5):
 
 
 @pytest.mark.parametrize("concurrency", [2, 5, 100])
-def test_waves_do_not_depend_on_who_was_quick(concurrency):
-    expected = history(0, in_waves=True, concurrency=concurrency)
+def test_with_a_barrier_results_do_not_depend_on_timing(concurrency):
+    expected = history(0, use_barrier=True, concurrency=concurrency)
     assert max(map(len, expected[1])) > 1
     for delays in range(1, 4):
-        assert history(delays, in_waves=True, concurrency=concurrency) == expected
+        assert history(delays, use_barrier=True, concurrency=concurrency) == expected
 
 
-def test_without_waves_they_do():
-    assert history(0, in_waves=False)[1] != history(1, in_waves=False)[1]
+def test_without_a_barrier_results_depend_on_timing():
+    assert history(0, use_barrier=False)[1] != history(1, use_barrier=False)[1]
 
 
-def test_a_session_that_is_given_up_does_not_hold_up_the_wave():
-    engine = Batcher()
-    waves = RequestBarrier(engine.hold)
-    generate = DeterministicClient(engine, waves)
+def test_an_abandoned_session_does_not_block_the_barrier():
+    engine = BatchingEngine()
+    barrier = RequestBarrier(engine.hold)
+    generate = DeterministicClient(engine, barrier)
 
     async def session(name, *, hangs):
         if hangs:
             await asyncio.sleep(1e9)
-        ask = InferenceRequest(token_ids=(1,), sampling_params=SamplingParams(), session_id=name)
-        return await generate.generate(ask)
+        request = InferenceRequest(
+            token_ids=(1,), sampling_params=SamplingParams(), session_id=name
+        )
+        return await generate.generate(request)
 
     async def main():
         for name in ("a", "b", "c"):
-            waves.join(name)
+            barrier.join(name)
         tasks = {n: asyncio.ensure_future(session(n, hangs=n == "b")) for n in ("a", "b", "c")}
         await asyncio.sleep(5)
-        assert waves.rounds == 0
+        assert barrier.rounds == 0
         tasks["b"].cancel()
-        waves.leave("b")
+        barrier.leave("b")
         await asyncio.wait_for(asyncio.gather(tasks["a"], tasks["c"]), 10)
         assert engine.steps == [["a", "c"]]
 
     run(main())
 
 
-def test_an_engine_that_cannot_be_held_is_heard_of():
+def test_an_error_while_holding_the_engine_is_raised():
     @asynccontextmanager
     async def broken():
         raise OSError("gone")
         yield
 
     async def main():
-        waves = RequestBarrier(broken)
-        waves.join("a")
-        ask = InferenceRequest(token_ids=(1,), sampling_params=SamplingParams(), session_id="a")
-        await asyncio.wait_for(DeterministicClient(Batcher(), waves).generate(ask), 10)
+        barrier = RequestBarrier(broken)
+        barrier.join("a")
+        request = InferenceRequest(token_ids=(1,), sampling_params=SamplingParams(), session_id="a")
+        await asyncio.wait_for(DeterministicClient(BatchingEngine(), barrier).generate(request), 10)
 
     with pytest.raises(OSError, match="gone"):
         run(main())

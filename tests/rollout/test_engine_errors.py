@@ -1,4 +1,4 @@
-"""Who is to blame when an engine takes no request: only what is too long is the policy's."""
+"""Rejected requests: only exceeding the context length is a policy failure, the rest is retried."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ from paddock.rollout.replica_pool import Replica, ReplicaPool
 from paddock.rollout.task_health import RunAbortedError
 from tests.engine.nets import engine, greedy, network
 from tests.model.networks import born, latent_config
-from tests.rollout.test_replica_pool import QUICK, SAMPLING, Fake, ask, replicas
+from tests.rollout.test_replica_pool import QUICK, SAMPLING, FakeReplica, make_request, replicas
 
 
 def in_process(engine):
@@ -34,7 +34,7 @@ def in_process(engine):
     )
 
 
-def test_a_full_engine_may_be_asked_again_and_what_is_too_long_may_not():
+def test_a_full_engine_is_retried_and_a_too_long_prompt_is_not():
     with engine(network("sparse"), max_running_requests=1, max_queued_requests=1) as full:
         full.pause("in_place")
         for _ in range(2):
@@ -49,8 +49,8 @@ def test_a_full_engine_may_be_asked_again_and_what_is_too_long_may_not():
     assert not issubclass(EngineError, InvalidRequestError)
 
 
-def test_a_replica_that_was_only_paused_is_asked_under_another_id():
-    """Its thread stands still, so that the abort of the first request is not heard either."""
+def test_a_paused_replica_is_retried_under_another_request_id():
+    """Its thread is blocked, so the abort of the first request is not processed either."""
     settings = EngineSettings(kv_cache_bytes=1 << 22, context_length=128, stop_token_ids=())
     engine, stands, goes_on = Engine(born(latent_config()), None, settings), Event(), Event()
 
@@ -60,26 +60,26 @@ def test_a_replica_that_was_only_paused_is_asked_under_another_id():
 
     well = True
 
-    async def alive(_patience_s):
+    async def is_alive(_patience_s):
         return well
 
     async def run():
         nonlocal well
-        async with ReplicaPool([Replica("a", in_process(engine), alive)], QUICK) as fleet:
+        async with ReplicaPool([Replica("a", in_process(engine), is_alive)], QUICK) as pool:
             engine.run_between_steps(stand_still)
             await asyncio.to_thread(stands.wait, 60)
-            question = replace(ask(ids=(1, 2, 3)), id="s/0")
-            asking = asyncio.create_task(fleet.generate(question))
+            request = replace(make_request(ids=(1, 2, 3)), id="s/0")
+            asking = asyncio.create_task(pool.generate(request))
             async with asyncio.timeout(60):
-                while not fleet.replicas["a"].pending:
+                while not pool.replicas["a"].pending:
                     await asyncio.sleep(0)
                 well = False
-                while fleet.live_replicas:
+                while pool.live_replicas:
                     await asyncio.sleep(0.001)
                 well = True
-                while not fleet.live_replicas:
+                while not pool.live_replicas:
                     await asyncio.sleep(0.001)
-                while not fleet.replicas["a"].pending and not asking.done():
+                while not pool.replicas["a"].pending and not asking.done():
                     await asyncio.sleep(0.001)
                 goes_on.set()
                 return await asking
@@ -93,8 +93,8 @@ def test_a_replica_that_was_only_paused_is_asked_under_another_id():
 
 
 @pytest.mark.parametrize("refused", ["full", "id"])
-def test_what_an_engine_does_not_take_now_is_asked_again(refused):
-    """And if it never does, it is the engine's failure: nobody's request was wrong."""
+def test_a_temporarily_rejected_request_is_retried(refused):
+    """If it is never accepted, that is an engine failure, not an invalid request."""
     settings = EngineSettings(
         kv_cache_bytes=1 << 22,
         context_length=128,
@@ -113,8 +113,8 @@ def test_what_an_engine_does_not_take_now_is_asked_again(refused):
                 Request(token_ids=(1,), sampling_params=SAMPLING, id=f"x{i}"), lambda _: None
             )
         chosen = QUICK.model_copy(update={"request_timeout_s": deadline_s})
-        async with ReplicaPool([Replica("a", in_process(engine), well)], chosen) as fleet:
-            asking = asyncio.create_task(fleet.generate(replace(ask(), id="x0")))
+        async with ReplicaPool([Replica("a", in_process(engine), well)], chosen) as pool:
+            asking = asyncio.create_task(pool.generate(replace(make_request(), id="x0")))
             if free:
                 await asyncio.sleep(0)
                 engine.resume()
@@ -130,15 +130,15 @@ def test_what_an_engine_does_not_take_now_is_asked_again(refused):
         asyncio.run(run(engine, 0.1, free=False))
 
 
-def test_when_no_replica_comes_back_the_run_ends_with_the_reason():
+def test_the_run_ends_with_the_reason_when_no_replica_recovers():
     async def run():
-        down = Fake("a")
+        down = FakeReplica("a")
         down.up = False
         brief = QUICK.model_copy(update={"unreachable_timeout_s": 0.2, "request_timeout_s": 600.0})
-        async with ReplicaPool(replicas(down), brief) as fleet:
-            assert fleet.unavailable_reason() == ""
+        async with ReplicaPool(replicas(down), brief) as pool:
+            assert pool.unavailable_reason() == ""
             with pytest.raises(RunAbortedError, match=r"no engine has answered for 0\.2 s: a: .*"):
-                await fleet.generate(ask())
-            assert fleet.unavailable_reason().startswith("a: ")
+                await pool.generate(make_request())
+            assert pool.unavailable_reason().startswith("a: ")
 
     asyncio.run(run())

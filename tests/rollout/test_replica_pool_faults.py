@@ -22,83 +22,90 @@ from paddock.rollout.client import (
 from paddock.rollout.continuation import can_continue, concat_completions, continuation_request
 from paddock.rollout.replica_pool import Replica, ReplicaPool
 from tests.model.networks import born, latent_config
-from tests.rollout.test_replica_pool import QUICK, Fake, ask, expected, gathered, replicas
+from tests.rollout.test_replica_pool import (
+    QUICK,
+    FakeReplica,
+    collect_stream,
+    expected,
+    make_request,
+    replicas,
+)
 
 
-def test_nobody_waits_longer_than_the_deadline():
+def test_a_request_waits_no_longer_than_its_deadline():
     async def run():
-        down = Fake("a")
+        down = FakeReplica("a")
         down.up = False
         brief = QUICK.model_copy(update={"request_timeout_s": 0.2})
-        async with ReplicaPool(replicas(down), brief) as fleet:
+        async with ReplicaPool(replicas(down), brief) as pool:
             with pytest.raises(EngineUnavailableError, match=r"attempts|no engine is alive"):
-                await fleet.generate(ask())
+                await pool.generate(make_request())
             with pytest.raises(EngineUnavailableError):
-                await gathered(fleet, ask())
-        hanging = Fake("b")
+                await collect_stream(pool, make_request())
+        hanging = FakeReplica("b")
         hanging.hangs = True
         patient = brief.model_copy(update={"misses": 10**6})
-        async with ReplicaPool(replicas(hanging), patient) as fleet:
+        async with ReplicaPool(replicas(hanging), patient) as pool:
             with pytest.raises(EngineUnavailableError):
-                await fleet.generate(ask())
+                await pool.generate(make_request())
 
     asyncio.run(run())
 
 
-def test_a_replica_that_lives_but_fails_loses_the_session():
-    class Sulking(Fake):
-        async def stream(self, ask):
-            self.asks.append(ask)
+def test_a_live_replica_that_fails_loses_the_session():
+    class Sulking(FakeReplica):
+        async def stream(self, request):
+            self.requests.append(request)
             raise EngineUnavailableError("503: overloaded")
             yield
 
     async def run():
         fakes = [Sulking("a"), Sulking("b"), Sulking("c")]
-        async with ReplicaPool(replicas(*fakes), QUICK) as fleet:
-            first = fleet.router.route("s")
+        async with ReplicaPool(replicas(*fakes), QUICK) as pool:
+            first = pool.router.route("s")
             for i, fake in enumerate(fakes):
                 if fake.name != first:
-                    fakes[i].__class__ = Fake
-            answer = await fleet.generate(ask())
+                    fakes[i].__class__ = FakeReplica
+            answer = await pool.generate(make_request())
             assert answer.completion.token_ids == expected((1, 2, 3))
-            assert len(next(f for f in fakes if f.name == first).asks) == 3
-            assert len(fleet.live_replicas) == 3
+            assert len(next(f for f in fakes if f.name == first).requests) == 3
+            assert len(pool.live_replicas) == 3
 
     asyncio.run(run())
 
 
-def test_what_no_engine_could_answer_is_not_asked_again():
-    class Refusing(Fake):
-        async def stream(self, ask):
-            self.asks.append(ask)
+def test_an_invalid_request_is_not_retried():
+    class Refusing(FakeReplica):
+        async def stream(self, request):
+            self.requests.append(request)
             raise RequestRejectedError("too long")
             yield
 
     async def run():
         fake = Refusing("a")
-        async with ReplicaPool(replicas(fake), QUICK) as fleet:
+        async with ReplicaPool(replicas(fake), QUICK) as pool:
             with pytest.raises(RequestRejectedError):
-                await fleet.generate(ask())
-            assert len(fake.asks) == 1
+                await pool.generate(make_request())
+            assert len(fake.requests) == 1
 
     asyncio.run(run())
 
 
-def test_cancelling_an_ask_ends_it_at_the_replica():
+def test_cancelling_a_request_aborts_it_at_the_replica():
     async def run():
-        fake = Fake("a")
+        fake = FakeReplica("a")
         async with ReplicaPool(
             replicas(fake), QUICK.model_copy(update={"health_failure_threshold": 10**6})
-        ) as fleet:
+        ) as pool:
             fake.hangs = True
-            asking = asyncio.create_task(fleet.generate(ask()))
+            running = asyncio.create_task(pool.generate(make_request()))
             while not fake.open:
                 await asyncio.sleep(0)
-            asking.cancel()
+            running.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asking
+                await running
             assert fake.open == 0
-            stream = fleet.stream(ask())
+            stream = pool.stream(make_request())
             fake.hangs = False
             await anext(stream)
             await stream.aclose()
@@ -115,25 +122,25 @@ def test_cancelling_an_ask_ends_it_at_the_replica():
         SamplingParams(max_new_tokens=20, thinking_budget=3),
     ],
 )
-def test_what_cannot_be_continued_begins_again_or_says_so(sampling):
+def test_a_reply_that_cannot_be_continued_restarts_or_raises(sampling):
     assert not can_continue(sampling)
 
     async def run():
-        fakes = [Fake("a"), Fake("b")]
-        async with ReplicaPool(replicas(*fakes), QUICK) as fleet:
-            breaking = next(f for f in fakes if f.name == fleet.router.route("s"))
+        fakes = [FakeReplica("a"), FakeReplica("b")]
+        async with ReplicaPool(replicas(*fakes), QUICK) as pool:
+            breaking = next(f for f in fakes if f.name == pool.router.route("s"))
             breaking.breaks_at, breaking.finish = 5, "abort"
-            answer = await fleet.generate(ask(sampling=sampling))
+            answer = await pool.generate(make_request(sampling=sampling))
             assert answer.completion.token_ids == expected((1, 2, 3))
-            assert tuple(breaking.asks[1].token_ids) == (1, 2, 3)
+            assert tuple(breaking.requests[1].token_ids) == (1, 2, 3)
             breaking.breaks_at = 5
             with pytest.raises(EngineUnavailableError, match="cannot be continued"):
-                await gathered(fleet, ask(sampling=sampling))
+                await collect_stream(pool, make_request(sampling=sampling))
 
     asyncio.run(run())
 
 
-def test_parts_of_a_reply_are_one():
+def test_parts_of_a_reply_are_joined():
     one = Completion(
         token_ids=(1, 2),
         logprobs=(-1.0, -2.0),
@@ -143,11 +150,13 @@ def test_parts_of_a_reply_are_one():
     )
     both = concat_completions(one, one)
     assert both.token_versions == (1, 2, 1, 2) and both.forced == (1, 3)
-    assert continuation_request(ask(sampling=SamplingParams(max_new_tokens=2)), one) is None
+    assert (
+        continuation_request(make_request(sampling=SamplingParams(max_new_tokens=2)), one) is None
+    )
 
 
-def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
-    """Three engines, sessions of several turns: what could be cached is found."""
+def test_sessions_keep_their_replica_and_hit_its_prefix_cache():
+    """Three engines, sessions of several turns: every cacheable prefix is a hit."""
 
     async def run():
         network = born(latent_config())
@@ -157,14 +166,14 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
         engines = [Engine(network, None, settings) for _ in range(3)]
         names, served = [f"e{i}" for i in range(3)], Counter()
 
-        class Noting(InProcessClient):
+        class RecordingClient(InProcessClient):
             async def generate(self, request):
                 answer = await super().generate(request)
                 served[request.session_id, id(self.engine)] += 1
                 return answer
 
         def replica(name, engine):
-            seam = Noting(
+            seam = RecordingClient(
                 engine,
                 Request,
                 overlong_errors=(ContextLengthExceededError,),
@@ -173,8 +182,8 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
             )
             return Replica(name, seam, _well)
 
-        async with ReplicaPool(map(replica, names, engines), QUICK) as fleet:
-            found, ideal = await asyncio.gather(*(talk(fleet, f"s{i}") for i in range(12))), 0
+        async with ReplicaPool(map(replica, names, engines), QUICK) as pool:
+            found, ideal = await asyncio.gather(*(talk(pool, f"s{i}") for i in range(12))), 0
         ideal = sum(before for turns in found for _, before in turns)
         hits = sum(cached for turns in found for cached, _ in turns)
         assert hits >= 0.95 * ideal
@@ -183,16 +192,16 @@ def test_sessions_keep_their_rank_and_their_prefix_in_real_engines():
             assert each.audit() == []
             each.close()
 
-    async def talk(fleet, session):
+    async def talk(pool, session):
         ids, turns, before = tuple(session.encode()[i % 2] % 50 for i in range(12)), [], 0
         ids = (int(session[1:]), *ids)
         for turn in range(4):
             sampling = SamplingParams(max_new_tokens=6, temperature=1.0, seed=turn)
-            answer = await fleet.generate(ask(session, ids, sampling))
+            answer = await pool.generate(make_request(session, ids, sampling))
             turns.append((answer.cached_tokens, max(0, before - 1)))
             ids += (*answer.completion.token_ids, 7, 8)
             before = len(ids) - 2
-        fleet.end_session(session)
+        pool.end_session(session)
         return turns
 
     async def _well(_patience_s):

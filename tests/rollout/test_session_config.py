@@ -1,4 +1,4 @@
-"""What a gateway's rules are worth to its sessions, and to the clients of these."""
+"""Session config: defaults, stop strings, matchers and chat templates, as clients see them."""
 
 from dataclasses import dataclass, replace
 
@@ -10,11 +10,11 @@ from paddock.text import ChatTemplate, SpecialToken
 from paddock.text.chat_template_renderer import ChatTemplateRenderer
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent
 from tests.rollout.conversations import ids_of
-from tests.rollout.engines import Chancy, Scripted, completion, tokenizer
+from tests.rollout.engines import RandomEngine, ScriptedEngine, completion, tokenizer
 from tests.rollout.test_gateway import VARIANTS, exported, gateway, opened
 
 
-def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
+def test_a_session_inherits_every_field_it_does_not_set():
     own = SessionConfig(
         sampling_params=SamplingParams(
             max_new_tokens=20,
@@ -30,7 +30,7 @@ def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
             grammar=Grammar("regex", "a+"),
         )
     )
-    with gateway(Chancy(), rules=own) as (url, sessions):
+    with gateway(RandomEngine(), rules=own) as (url, sessions):
         opened(url, "as-ruled")
         opened(url, "other", max_tokens=3, stop=[], seed=5)
         assert sessions["as-ruled"].rules.sampling_params == own.sampling_params
@@ -39,48 +39,50 @@ def test_a_session_keeps_every_rule_that_it_was_not_opened_with():
 
 
 @dataclass
-class Matching(Scripted):
-    """Says which text ended its reply, as an engine does."""
+class StopMatchingEngine(ScriptedEngine):
+    """Reports the stop string that ended its reply, as an engine does."""
 
-    async def generate(self, ask):
-        answer = await super().generate(ask)
-        said = tokenizer().decode(answer.completion.token_ids)
-        return replace(answer, matched_stop=next(t for t in ask.sampling_params.stop if t in said))
+    async def generate(self, request):
+        answer = await super().generate(request)
+        text = tokenizer().decode(answer.completion.token_ids)
+        return replace(
+            answer, matched_stop=next(t for t in request.sampling_params.stop if t in text)
+        )
 
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
-def test_a_text_that_ends_replies_by_the_sessions_rules_is_not_told(name, stream):
+def test_a_stop_string_of_the_session_is_not_returned(name, stream):
     ended = completion(ids_of("hm", SpecialToken.THINK_CLOSE, "so END"))
-    with gateway(Matching([ended, ended])) as (url, _):
-        door = opened(url, "s", stop=["END"])
-        agent = AGENTS[name](door, stream=stream)
-        for said in ("Hi", "Sure?"):
-            agent.say(said)
+    with gateway(StopMatchingEngine([ended, ended])) as (url, _):
+        api = opened(url, "s", stop=["END"])
+        agent = AGENTS[name](api, stream=stream)
+        for text in ("Hi", "Sure?"):
+            agent.say(text)
             agent.turn()
-        heard = str(agent.items if name == "responses" else agent.messages)
-        assert "so " in heard and "END" not in heard
+        history = str(agent.items if name == "responses" else agent.messages)
+        assert "so " in history and "END" not in history
         assert [len(found["turns"]) for found in exported(url, "s")] == [2]
 
 
 @pytest.mark.parametrize("matcher", ["strict", "loose"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_is_told_thoughts_as_content_goes_on_where_it_was(stream, matcher):
+def test_a_client_that_gets_reasoning_as_content_continues_its_branch(stream, matcher):
     ended = completion(ids_of("hm", SpecialToken.THINK_CLOSE, "so", SpecialToken.USER))
-    with gateway(Scripted([ended, ended])) as (url, _):
-        door = opened(url, "s", matcher=matcher)
-        agent = ChatAgent(door, stream=stream)
-        for said in ("Hi", "Sure?"):
-            agent.say(said)
+    with gateway(ScriptedEngine([ended, ended])) as (url, _):
+        api = opened(url, "s", matcher=matcher)
+        agent = ChatAgent(api, stream=stream)
+        for text in ("Hi", "Sure?"):
+            agent.say(text)
             agent.turn(extra_body={"separate_reasoning": False})
         assert agent.messages[1]["content"] == "<think>hm</think>so"
         assert [len(found["turns"]) for found in exported(url, "s")] == [2]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "messages/count_tokens"])
-def test_what_a_template_will_not_say_is_refused_at_every_door(path):
+def test_messages_a_template_cannot_render_are_rejected_by_every_api(path):
     picky = ChatTemplate("{{ raise_exception('no system here') }}", name="picky")
-    with gateway(Chancy(), ChatTemplateRenderer(tokenizer(), picky)) as (url, _):
-        door = opened(url, "s")
+    with gateway(RandomEngine(), ChatTemplateRenderer(tokenizer(), picky)) as (url, _):
+        api = opened(url, "s")
         body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-        refused = HTTP.post(f"{door.url}/v1/{path}", json=body, headers=door.headers)
+        refused = HTTP.post(f"{api.url}/v1/{path}", json=body, headers=api.headers)
     assert refused.status_code == 400 and "no system here" in refused.text

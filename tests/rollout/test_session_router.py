@@ -1,4 +1,4 @@
-"""Sessions keep their rank, ranks share the load, routers agree."""
+"""Session router: affinity, load balancing, agreement of routers."""
 
 from collections import Counter
 from random import Random
@@ -20,16 +20,16 @@ def names(count):
     return [f"task-{i}" for i in range(count)]
 
 
-def test_a_session_stays_where_it_is_while_its_rank_lives():
-    router, chance = SessionRouter(RANKS), Random(0)
+def test_a_session_keeps_its_rank_while_the_rank_is_alive():
+    router, rng = SessionRouter(RANKS), Random(0)
     first = placed(router, names(400))
     for _ in range(3000):
-        session = chance.choice(names(400))
-        assert router.route(session, chance.randint(1, 3)) == first[session]
+        session = rng.choice(names(400))
+        assert router.route(session, rng.randint(1, 3)) == first[session]
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])
-def test_a_rank_that_joins_or_leaves_moves_its_share_and_no_more(count):
+def test_adding_or_removing_a_rank_moves_only_its_share_of_sessions(count):
     ranks = [f"rank{i}" for i in range(count)]
     weights = dict.fromkeys(ranks, 1.0)
     before = {s: ranks_by_preference(s, weights)[0] for s in names(4000)}
@@ -47,14 +47,14 @@ def test_a_rank_that_joins_or_leaves_moves_its_share_and_no_more(count):
     assert {s for s in first if first[s] != second[s]} == lost
 
 
-def test_ids_that_share_a_beginning_are_spread():
+def test_ids_with_a_shared_prefix_are_spread():
     router = SessionRouter(RANKS)
     for stem in ("group-7-attempt-", "a", "\u00e9" * 50):
         found = Counter(ranks_by_preference(f"{stem}{i}", router.weights)[0] for i in range(2000))
         assert max(found.values()) / (2000 / len(RANKS)) < 1.25 and len(found) == len(RANKS)
 
 
-def test_the_guard_keeps_new_sessions_from_a_full_rank():
+def test_new_sessions_avoid_a_full_rank():
     router = SessionRouter(RANKS)
     placed(router, names(200))
     mean = sum(router.loads.values()) / len(RANKS)
@@ -63,7 +63,7 @@ def test_the_guard_keeps_new_sessions_from_a_full_rank():
     assert max(plain.values()) > 1.12 * mean, "hashing alone would not have done it"
 
 
-def test_rebalancing_cools_a_rank_whose_sessions_have_grown():
+def test_rebalancing_moves_sessions_off_an_overloaded_rank():
     router = SessionRouter(RANKS)
     first = placed(router, names(400), 10)
     for session, rank in first.items():
@@ -78,7 +78,7 @@ def test_rebalancing_cools_a_rank_whose_sessions_have_grown():
     assert {s for s in first if first[s] != again[s]} == set(moved)
 
 
-def test_sessions_that_are_being_answered_are_not_moved():
+def test_sessions_with_running_requests_are_not_moved():
     router = SessionRouter("ab")
     first = placed(router, names(100))
     busy = [s for s, rank in first.items() if rank == "a"]
@@ -107,23 +107,23 @@ def test_two_routers_agree():
     ]
 
 
-def test_loads_are_exact_whatever_happens():
-    router, chance, held = SessionRouter("abcd"), Random(3), {}
+def test_loads_stay_exact_under_random_operations():
+    router, rng, held = SessionRouter("abcd"), Random(3), {}
     for step in range(3000):
-        session = f"s{chance.randrange(60)}"
-        match chance.randrange(5):
+        session = f"s{rng.randrange(60)}"
+        match rng.randrange(5):
             case 0:
                 router.end(session)
                 held.pop(session, None)
             case 1 if step % 50 == 0 and len(router.ranks) > 2:
-                for gone in router.leave(chance.choice(router.ranks)):
+                for gone in router.leave(rng.choice(router.ranks)):
                     held.pop(gone, None)
             case 2 if step % 40 == 0:
-                router.join(chance.choice("abcd"))
+                router.join(rng.choice("abcd"))
             case 3:
                 router.rebalance()
             case _:
-                held[session] = chance.randint(1, 100)
+                held[session] = rng.randint(1, 100)
                 router.route(session, held[session])
         loads = Counter()
         for name, tokens in held.items():
@@ -131,14 +131,14 @@ def test_loads_are_exact_whatever_happens():
         assert {rank: pytest.approx(loads[rank]) for rank in router.ranks} == dict(router.loads)
 
 
-def test_nobody_left_is_said_so():
+def test_routing_without_ranks_raises():
     router = SessionRouter("a")
     router.leave("a")
     with pytest.raises(NoRankAvailableError, match="no rank"):
         router.route("s")
 
 
-def test_a_replayed_trace_finds_its_prefixes_and_loads_ranks_alike():
+def test_a_replayed_trace_hits_its_prefixes_and_balances_ranks():
     trace = Trace.made_up(sessions=400, concurrent=96, seed=1)
     found = replay(trace, 8, ours)
     assert found.affinity >= 0.95

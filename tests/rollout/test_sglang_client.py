@@ -1,4 +1,4 @@
-"""Servers over HTTP: the same tokens as in this process, and a kill -9 in the middle of a turn."""
+"""SGLang client: the tokens of an in-process engine, errors, weight updates, a killed server."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def live(folder):
 
 
 def over_http(live, work):
-    """Run `work(server)` with a client of its own."""
+    """Run `work(server)` with a fresh client."""
 
     async def run():
         async with connection_pool() as http:
@@ -62,12 +62,12 @@ def prompt(live, message=ASK):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(max_new_tokens=30, seed=7, top_k=20)])
-def test_a_server_answers_as_its_engine_does(live, sampling):
+def test_a_server_returns_what_its_engine_returns(live, sampling):
     ids = prompt(live)
     question = InferenceRequest(
         token_ids=ids, sampling_params=sampling, session_id="s\u00e9", id="q"
     )
-    for _ in range(2):  # the prefix is cached from the second time on, which rounds otherwise
+    for _ in range(2):  # the prefix is cached from the second time on, which rounds differently
         here = live.engines[0].generate(ids, sampling)
 
     async def both(server):
@@ -83,7 +83,7 @@ def test_a_server_answers_as_its_engine_does(live, sampling):
     assert all(delta.output is None for delta in deltas[:-1]) and len(deltas) > 1
 
 
-def test_without_a_number_of_tokens_the_context_decides(live):
+def test_without_max_new_tokens_the_context_is_the_limit(live):
     ids, free = prompt(live), SamplingParams(temperature=0.0)
     question = InferenceRequest(token_ids=ids, sampling_params=free, session_id="s")
     answer = over_http(live, lambda s: SGLangClient(s, context=512).generate(question))
@@ -94,7 +94,7 @@ def test_without_a_number_of_tokens_the_context_decides(live):
         over_http(live, lambda s: SGLangClient(s, context=len(ids)).generate(question))
 
 
-def test_what_a_server_refuses_is_refused_and_who_is_gone_is_lost(live):
+def test_a_rejected_request_raises_and_an_unreachable_server_is_unavailable(live):
     far_too_long = InferenceRequest(token_ids=(5,) * 600, sampling_params=GREEDY, session_id="s")
     with pytest.raises(OverlongPromptError, match="maximum context length"):
         over_http(live, lambda s: SGLangClient(s).generate(far_too_long))
@@ -109,8 +109,8 @@ def test_what_a_server_refuses_is_refused_and_who_is_gone_is_lost(live):
         over_http(live, nobody)
 
 
-def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
-    """Our own server says 409 and 503; SGLang says 400 of an id that is in use."""
+def test_a_duplicate_id_or_a_full_queue_is_not_an_invalid_request(live):
+    """Our server answers 409 and 503; SGLang answers 400 to a duplicate id."""
     engine = live.engines[0]
     engine.pause("in_place")
     question = InferenceRequest(
@@ -130,7 +130,7 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
         engine.resume()
     assert len(others) == most - 1
     live.settle()
-    for status, said, kind in (
+    for status, message, kind in (
         (400, "Duplicate request ID detected: x", EngineUnavailableError),
         (
             400,
@@ -141,11 +141,11 @@ def test_an_id_in_use_or_a_full_server_is_no_fault_of_the_request(live):
         (503, "The request queue is full.", EngineUnavailableError),
         (400, "top_p: 7 is not in (0, 1]", RequestRejectedError),
     ):
-        found = _error_response("u", status, json.dumps({"error": {"message": said}}).encode())
-        assert type(found) is kind, said
+        found = _error_response("u", status, json.dumps({"error": {"message": message}}).encode())
+        assert type(found) is kind, message
 
 
-def test_a_server_that_says_nothing_is_given_up(live):
+def test_a_silent_server_times_out(live):
     live.engines[0].pause("in_place")
     question = InferenceRequest(token_ids=prompt(live), sampling_params=GREEDY, session_id="s")
 
@@ -160,7 +160,7 @@ def test_a_server_that_says_nothing_is_given_up(live):
     live.settle()
 
 
-def test_the_experts_that_tokens_chose_come_along(folder):
+def test_routed_experts_are_returned(folder):
     with serving(folder, engine={"capture_routing": True}) as live:
         layers = sum(kind == "moe" for kind in live.engines[0].config.mlp)
         shape = (layers, live.engines[0].config.moe.active)
@@ -177,7 +177,7 @@ def test_the_experts_that_tokens_chose_come_along(folder):
             over_http(live, lambda s: SGLangClient(s, experts=(9, 9)).generate(question))
 
 
-def test_scores_are_those_of_the_engine(live):
+def test_prompt_logprobs_are_those_of_the_engine(live):
     ids = prompt(live)
     here = live.engines[0].generate_output(
         Request(
@@ -190,7 +190,7 @@ def test_scores_are_those_of_the_engine(live):
         over_http(live, lambda server: HttpLogprobScorer(server)(ids, 0))
 
 
-def test_weights_are_published_whole_or_not_at_all(live, folder):
+def test_a_weight_update_is_applied_completely_or_not_at_all(live, folder):
     network = load_pretrained(folder)
     parcel = serialize_update(WeightUpdate(7, dict(iter_released_tensors(network))))
     question = InferenceRequest(token_ids=prompt(live), sampling_params=GREEDY, session_id="s")
@@ -220,7 +220,7 @@ def test_weights_are_published_whole_or_not_at_all(live, folder):
 
 @contextmanager
 def process(folder):
-    """`paddock serve` in a process of its own; its address."""
+    """`paddock serve` in a subprocess; yields it and its address."""
     command = [sys.executable, "-m", "paddock.cli", "serve", str(folder), "--port", "0"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     server = subprocess.Popen(
@@ -241,7 +241,7 @@ def process(folder):
 
 
 @pytest.mark.slow
-def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn(folder):
+def test_a_session_survives_a_server_killed_in_the_middle_of_a_turn(folder):
     words = get_renderer(Tokenizer.load(folder))
     session = Session("s", words)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
@@ -255,7 +255,7 @@ def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn
             replicas = [Replica(s.url, SGLangClient(s), s.check_health) for s in every]
             settings = ReplicaPoolSettings(
                 health_check_timeout_s=2.0, health_failure_threshold=3
-            )  # of a machine that is busy
+            )  # for a busy machine
             async with ReplicaPool(replicas, settings) as fleet:
                 victim = fleet.router.route("s")
                 question = InferenceRequest(
@@ -292,18 +292,18 @@ def test_a_session_outlives_the_server_that_was_killed_in_the_middle_of_its_turn
     assert after.completion.token_ids
 
 
-def test_weights_are_not_waited_for_where_a_server_has_fallen_silent():
-    """It takes the connection and says nothing, as one that was stopped does."""
+def test_a_weight_update_does_not_wait_for_a_silent_server():
+    """It accepts the connection and never answers, like a stopped process."""
 
     async def run():
-        heard, alive = asyncio.Event(), True
+        connected, is_alive = asyncio.Event(), True
 
         async def silent(_reader, _writer):
-            heard.set()
+            connected.set()
             await asyncio.sleep(3600)
 
         async def well(_patience_s):
-            return alive
+            return is_alive
 
         far = await asyncio.start_server(silent, "127.0.0.1", 0)
         host, port = far.sockets[0].getsockname()
@@ -314,8 +314,8 @@ def test_weights_are_not_waited_for_where_a_server_has_fallen_silent():
             async with ReplicaPool([Replica("far", SGLangClient(server), well)], quick) as fleet:
                 weights.await_replica = fleet.while_alive
                 publishing = asyncio.create_task(weights.update_weights([b"parcel"], 3))
-                await heard.wait()
-                alive = False
+                await connected.wait()
+                is_alive = False
                 assert "was removed" in (await publishing)["far"]
         far.close()
 

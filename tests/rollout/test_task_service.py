@@ -1,4 +1,4 @@
-"""Tasks over HTTP: a real service in a process of its own, killed and started again."""
+"""Task services over HTTP: a real service in a subprocess, killed and restarted."""
 
 import asyncio
 import socket
@@ -29,30 +29,30 @@ from tests.rollout.task_service import KEY
 from tests.rollout.virtual_time import Engine, Learner
 
 
-class Brief(NonStreamingClient):
-    """Says a few tokens, and writes down to whom."""
+class ShortReplyEngine(NonStreamingClient):
+    """Returns a few tokens and logs the session."""
 
     def __init__(self):
         self.log, self.version = [], lambda: 0
 
-    async def generate(self, ask):
+    async def generate(self, request):
         await asyncio.sleep(0.01)
-        ids = tuple(tokenizer().encode(f"reply {len(ask.token_ids)}", specials=False))
+        ids = tuple(tokenizer().encode(f"reply {len(request.token_ids)}", specials=False))
         completion = Completion(
             token_ids=ids,
             logprobs=(-0.5,) * len(ids),
             versions=(Segment(self.version(), len(ids)),),
             finish="length",
         )
-        self.log.append((ask.session_id, tuple(ask.token_ids), ids))
-        return RequestOutput(completion=completion, prompt_tokens=len(ask.token_ids))
+        self.log.append((request.session_id, tuple(request.token_ids), ids))
+        return RequestOutput(completion=completion, prompt_tokens=len(request.token_ids))
 
 
 @asynccontextmanager
 async def served(app):
-    """The address of an application that runs in this loop."""
+    """Serve an application in this event loop; yields its address."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    server.capture_signals = nullcontext  # Ctrl-C stays pytest's
+    server.capture_signals = nullcontext  # leave Ctrl-C to pytest
     serving = asyncio.ensure_future(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
@@ -65,14 +65,14 @@ async def served(app):
 
 
 @asynccontextmanager
-async def conductor():
-    """Gateway, registry, and how a task is attempted by a service."""
-    engine, registry = Brief(), TaskServiceRegistry()
+async def gateway_and_registry():
+    """Engine, service registry, remote rollout function and gateway URL."""
+    engine, registry = ShortReplyEngine(), TaskServiceRegistry()
     sessions = SessionManager(engine, renderer())
     app = build_gateway(sessions)
     registry.add_routes(app, key=KEY)
     async with connection_pool() as http, served(app) as url:
-        attempt = RemoteRollout(
+        run_remote = RemoteRollout(
             registry=registry,
             sessions=sessions,
             session_config=SessionConfig(),
@@ -80,7 +80,7 @@ async def conductor():
             http=http,
             api_key=KEY,
         )
-        yield engine, registry, attempt, url
+        yield engine, registry, run_remote, url
 
 
 def free_port():
@@ -95,33 +95,37 @@ def start(port, url):
 
 
 @pytest.mark.slow
-def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
+def test_a_killed_service_fails_only_its_own_task():
     async def main():
-        async with conductor() as (engine, registry, attempt, url):
+        async with gateway_and_registry() as (engine, registry, run_remote, url):
             port, local, ledger = free_port(), Engine(delay=lambda *_: 0.05), Ledger(":memory:")
-            works = {
+            task_specs = {
                 "echo": TaskSpec(
-                    attempt,
+                    run_remote,
                     TaskSettings(group_size=2, max_consecutive_failed=2, attempt_timeout_s=30.0),
                 ),
                 "local": TaskSpec(local, TaskSettings(group_size=2)),
             }
             engine.version = lambda: local.version
-            pace = RolloutSettings(
+            settings = RolloutSettings(
                 groups_per_batch=4, pipeline_depth=1, max_staleness=2, retry_disabled_after=1
             )
             service = start(port, url)
             try:
                 await until_async(lambda: registry.services_for("echo"))
-                async with LiveBatchSource(Orchestrator(works, pace, ledger, seed=0)) as collect:
+                async with LiveBatchSource(
+                    Orchestrator(task_specs, settings, ledger, seed=0)
+                ) as collect:
                     learner = Learner(collect, local, step_s=lambda: 0.01)
                     await asyncio.wait_for(learner.run(3), PATIENCE_S)
                     learning = asyncio.ensure_future(learner.run(6))
-                    await until_async(lambda: attempt._running.total() > 0)
-                    service.kill()  # in the middle of an attempt
+                    await until_async(lambda: run_remote._running.total() > 0)
+                    service.kill()  # in the middle of a rollout
                     await asyncio.wait_for(learning, PATIENCE_S)
                     down = collect.progress().tasks["echo"]
-                    await until_async(lambda: not registry.services_for("echo"))  # it is silent
+                    await until_async(
+                        lambda: not registry.services_for("echo")
+                    )  # its registration expires
                     service = start(port, url)
                     await until_async(lambda: registry.services_for("echo"))
                     for _ in range(30):
@@ -144,7 +148,7 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
     assert sum(g.task == "echo" for g in learner.batches[-1].groups) == 2
     assert ledger.group_counts().is_consistent
     assert {kind for _, kind, _ in ledger.failure_counts()} == {"infrastructure"}
-    said = {(session, prompt, ids) for session, prompt, ids in engine.log}
+    sampled = {(session, prompt, ids) for session, prompt, ids in engine.log}
     groups = [g for b in learner.batches for g in b.groups if g.task == "echo"]
     for branches in [branches for group in groups for branches in group.rollouts]:
         if isinstance(branches[0].outcome, Failure):
@@ -154,66 +158,66 @@ def test_a_service_that_is_killed_costs_its_task_and_nobody_else():
         prompt = ()
         for turn in branch.turns:
             prompt += turn.added_ids
-            assert (branch.session_id, prompt, turn.completion.token_ids) in said
+            assert (branch.session_id, prompt, turn.completion.token_ids) in sampled
             prompt += turn.completion.token_ids
 
 
-def given():
+def rollout_spec():
     return RolloutSpec.derive("echo", 3, 1, seed=9)
 
 
-def attempted(service, *, key=KEY):
-    """One attempt by a service in this process, and how many sessions are left over."""
+def rollout_by(service, *, key=KEY):
+    """One rollout by a service in this process, and the number of sessions left open."""
 
     async def main():
-        async with conductor() as (_, registry, attempt, _), served(service) as url:
+        async with gateway_and_registry() as (_, registry, run_remote, _), served(service) as url:
             registry.register("echo", url)
-            attempt.api_key = key
-            (branch,) = await attempt(given())
-            return branch, len(attempt.sessions)
+            run_remote.api_key = key
+            (branch,) = await run_remote(rollout_spec())
+            return branch, len(run_remote.sessions)
 
     return asyncio.run(main())
 
 
-def test_what_a_service_says_is_the_outcome():
-    async def rollout(given, session):
+def test_the_verdict_of_a_service_is_the_outcome():
+    async def rollout(spec, session):
         assert session.base_url.endswith("/sessions/echo-3-1")
-        return Verdict(reward=given.number / 4, note=str(given.seed))
+        return Verdict(reward=spec.number / 4, note=str(spec.seed))
 
-    branch, left = attempted(build_task_service({"echo": rollout}, key=KEY))
-    assert branch.outcome == Verdict(reward=0.75, note=str(given().seed))
+    branch, left = rollout_by(build_task_service({"echo": rollout}, key=KEY))
+    assert branch.outcome == Verdict(reward=0.75, note=str(rollout_spec().seed))
     assert (branch.task_id, branch.group_id, branch.session_id) == ("echo/3", "echo-3", "echo-3-1")
     assert left == 0
 
 
 def test_a_service_with_a_bug_is_a_failure_and_never_a_reward():
-    async def rollout(given, session):
+    async def rollout(spec, session):
         raise KeyError("tests")
 
-    branch, left = attempted(build_task_service({"echo": rollout}, key=KEY))
+    branch, left = rollout_by(build_task_service({"echo": rollout}, key=KEY))
     assert branch.outcome.kind == "infrastructure" and "KeyError" in branch.outcome.what
     assert left == 0
 
 
-def test_a_service_that_has_no_such_task_is_named():
-    branch, _ = attempted(build_task_service({}, key=KEY))
+def test_a_service_without_the_task_is_named():
+    branch, _ = rollout_by(build_task_service({}, key=KEY))
     assert branch.outcome.kind == "world"
     assert "task 'echo' not found" in branch.outcome.what
 
 
-def test_a_key_keeps_strangers_out():
-    async def rollout(given, session):
+def test_a_wrong_key_is_rejected():
+    async def rollout(spec, session):
         return Verdict(reward=1.0)
 
     service = build_task_service({"echo": rollout}, key=KEY)
-    assert "invalid or missing key" in attempted(service, key="guess")[0].outcome.what
-    assert attempted(service)[0].outcome == Verdict(reward=1.0)
+    assert "invalid or missing key" in rollout_by(service, key="guess")[0].outcome.what
+    assert rollout_by(service)[0].outcome == Verdict(reward=1.0)
 
 
-def test_without_a_service_the_attempt_fails_at_once():
+def test_without_a_service_the_rollout_fails_at_once():
     async def main():
-        async with conductor() as (_, _, attempt, _):
-            return await attempt(given())
+        async with gateway_and_registry() as (_, _, run_remote, _):
+            return await run_remote(rollout_spec())
 
     (branch,) = asyncio.run(main())
     assert branch.outcome == Failure(
@@ -221,11 +225,11 @@ def test_without_a_service_the_attempt_fails_at_once():
     )
 
 
-def test_an_attempt_that_is_given_up_is_given_up_by_the_service_too():
+def test_cancelling_a_rollout_cancels_it_at_the_service():
     async def main():
         begun, left = asyncio.Event(), asyncio.Event()
 
-        async def rollout(given, session):
+        async def rollout(spec, session):
             begun.set()
             try:
                 await asyncio.sleep(1e6)
@@ -233,20 +237,20 @@ def test_an_attempt_that_is_given_up_is_given_up_by_the_service_too():
                 left.set()
 
         service = build_task_service({"echo": rollout}, key=KEY)
-        async with conductor() as (_, registry, attempt, _), served(service) as url:
+        async with gateway_and_registry() as (_, registry, run_remote, _), served(service) as url:
             registry.register("echo", url)
-            doing = asyncio.ensure_future(attempt(given()))
+            doing = asyncio.ensure_future(run_remote(rollout_spec()))
             await asyncio.wait_for(begun.wait(), PATIENCE_S)
             doing.cancel()
             await asyncio.wait_for(left.wait(), PATIENCE_S)
-            assert len(attempt.sessions) == 0
+            assert len(run_remote.sessions) == 0
 
     asyncio.run(main())
 
 
 def test_services_register_over_http():
     async def main():
-        async with conductor() as (_, _, _, url), httpx.AsyncClient() as http:
+        async with gateway_and_registry() as (_, _, _, url), httpx.AsyncClient() as http:
             http.headers["Authorization"] = f"Bearer {KEY}"
             bad = await http.post(f"{url}/tasks", json={"name": "echo", "url": "echo"})
             good = await http.post(f"{url}/tasks", json={"name": "echo", "url": "http://e:1/"})

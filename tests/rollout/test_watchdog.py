@@ -1,4 +1,4 @@
-"""A tool that blocks the event loop is named, not those who wait."""
+"""Event loop watchdog: the rollout that blocks the loop is named, not those that wait."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S
 from tests.rollout.virtual_time import trajectory
 
 
-class Noticed(logging.Handler):
+class WarningHandler(logging.Handler):
     def __init__(self):
         super().__init__()
         self.event, self.lines = Event(), []
@@ -22,29 +22,29 @@ class Noticed(logging.Handler):
         self.event.set()
 
 
-def test_whoever_blocks_the_loop_is_named_by_session_and_line():
-    noticed, told = Noticed(), []
-    heard = asyncio.Event()
+def test_the_blocking_rollout_is_named_with_session_and_line():
+    noticed, events = WarningHandler(), []
+    logged = asyncio.Event()
 
-    def tell(kind, **fields):
-        told.append((kind, fields))
-        heard.set()
+    def log_event(kind, **fields):
+        events.append((kind, fields))
+        logged.set()
 
     def grind():
-        assert noticed.event.wait(PATIENCE_S)  # as long as it takes to be noticed
+        assert noticed.event.wait(PATIENCE_S)  # blocks until the warning is logged
 
-    async def attempt(given):
+    async def rollout(spec):
         await asyncio.sleep(0)
-        if given.member == 1:
+        if spec.member == 1:
             grind()
-        await heard.wait()
-        return [trajectory(given, [1], [0], Verdict(reward=1.0))]
+        await logged.wait()
+        return [trajectory(spec, [1], [0], Verdict(reward=1.0))]
 
     async def main():
-        with EventLoopWatchdog(tell, blocked_s=0.05):
+        with EventLoopWatchdog(log_event, blocked_s=0.05):
             every = [RolloutSpec.derive("sums", 7, member, seed=0) for member in range(3)]
             await asyncio.gather(
-                *(run_with_timeout(attempt, each, timeout_s=PATIENCE_S) for each in every)
+                *(run_with_timeout(rollout, each, timeout_s=PATIENCE_S) for each in every)
             )
 
     log = logging.getLogger("paddock.rollout")
@@ -54,7 +54,7 @@ def test_whoever_blocks_the_loop_is_named_by_session_and_line():
     finally:
         log.removeHandler(noticed)
     assert "sums-7-1 blocks the event loop" in noticed.lines[0]
-    (kind, fields), *_ = told
+    (kind, fields), *_ = events
     assert (kind, fields["session"]) == ("event_loop_blocked", "sums-7-1")
     assert fields["seconds"] > 0
-    assert "test_blocking.py" in fields["why"] and fields["why"].endswith("in grind")
+    assert "test_watchdog.py" in fields["why"] and fields["why"].endswith("in grind")

@@ -1,5 +1,5 @@
-"""Time that passes only when nothing else is to be done, an engine whose tokens say which weights
-sampled them, and a learner whose weights say what they were trained on."""
+"""An event loop with virtual time, a fake engine whose tokens encode the weights that sampled them,
+and a fake learner whose weights encode what they were trained on."""
 
 import asyncio
 import selectors
@@ -16,7 +16,7 @@ from paddock.rollout.settings import TaskSettings
 
 
 class Deadlock(Exception):
-    """Everybody waits for somebody."""
+    """No task is runnable and no timer is scheduled."""
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -43,7 +43,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main):
-    """What `main` returns, and how many virtual seconds it took."""
+    """The result of `main` and the virtual seconds it took."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(main), loop.now
@@ -64,57 +64,57 @@ def number(*parts):
 
 @dataclass
 class Engine:
-    """Samples with the weights it was given last. `delay` says how long a token takes."""
+    """Samples with the newest weights; `delay` is the time per token."""
 
     weights: dict = field(default_factory=lambda: {0: "start"})
     version: int = 0
-    delay: object = lambda given, rng: rng.expovariate(1.0)
-    tokens: object = lambda given, rng: rng.randint(1, 4)
-    outcome: object = lambda given, rng: Verdict(reward=float(rng.random() < 0.5))
+    delay: object = lambda spec, rng: rng.expovariate(1.0)
+    tokens: object = lambda spec, rng: rng.randint(1, 4)
+    outcome: object = lambda spec, rng: Verdict(reward=float(rng.random() < 0.5))
     seed: int = 0
-    eager: bool = False  # the first token is written at once
-    waves: RequestBarrier | None = None
+    eager: bool = False  # the first token is sampled at once
+    barrier: RequestBarrier | None = None
 
     def push(self, version, weights):
         self.weights[version] = weights
         self.version = version
 
-    async def __call__(self, given):
-        rng = Random(f"{self.seed} {given.session_id}")
+    async def __call__(self, spec):
+        rng = Random(f"{self.seed} {spec.session_id}")
         ids, versions = [], []
-        for place in range(self.tokens(given, rng)):
-            await asyncio.sleep(0.0 if self.eager and not place else self.delay(given, rng))
-            version, token = await self._sampled(given, place)
+        for position in range(self.tokens(spec, rng)):
+            await asyncio.sleep(0.0 if self.eager and not position else self.delay(spec, rng))
+            version, token = await self._sampled(spec, position)
             versions.append(version)
             ids.append(token)
-        return [trajectory(given, ids, versions, self.outcome(given, rng))]
+        return [trajectory(spec, ids, versions, self.outcome(spec, rng))]
 
-    async def _sampled(self, given, place):
+    async def _sampled(self, spec, position):
         async def sample():
             state = self.weights[self.version]
-            return self.version, self.version * BASE + number(state, given.seed, place) % BASE
+            return self.version, self.version * BASE + number(state, spec.seed, position) % BASE
 
-        return await (self.waves.submit(given.session_id, sample) if self.waves else sample())
+        return await (self.barrier.submit(spec.session_id, sample) if self.barrier else sample())
 
 
-def trajectory(given, ids, versions, outcome):
+def trajectory(spec, ids, versions, outcome):
     segments = tuple(Segment(version, 1) for version in versions)
     completion = Completion(
         token_ids=tuple(ids), logprobs=(-0.5,) * len(ids), versions=segments, finish="stop"
     )
     turns = (Turn(added_ids=(1,), completion=completion),) if ids else ()
     return Trajectory(
-        task_id=given.task_id,
-        group_id=given.group_id,
-        session_id=given.session_id,
+        task_id=spec.task_id,
+        group_id=spec.group_id,
+        session_id=spec.session_id,
         turns=turns,
         outcome=outcome,
     )
 
 
 def sampled(group):
-    """Every token of a group, as the engine wrote it."""
-    turns = [turn for attempt in group.rollouts for branch in attempt for turn in branch.turns]
+    """Every token of a group, as the engine sampled it."""
+    turns = [turn for rollout in group.rollouts for branch in rollout for turn in branch.turns]
     return [token for turn in turns for token in turn.completion.token_ids]
 
 
@@ -128,25 +128,25 @@ def content(batch):
 
 @dataclass
 class Learner:
-    """The loop of a learner; an update takes `step_s` and hashes the batch into the weights."""
+    """A training loop; an update takes `step_s` and hashes the batch into the weights."""
 
     collect: LiveBatchSource
     engine: Engine
     step_s: object = lambda: 1.0
-    save: object = None  # is told (updates, weights) at every border
+    save: object = None  # called with (updates, weights) after every batch
     weights: str = "start"
     updates: int = 0
     batches: list = field(default_factory=list)
     history: list = field(default_factory=list)  # the weights after each update
 
     async def run(self, batches):
-        pace = self.collect._settings
+        settings = self.collect._settings
         for _ in range(batches):
             batch = await self.collect.next_batch()
             if batch is None:
                 return self
             assert batch.update == self.updates
-            for _ in range(pace.updates_per_batch):
+            for _ in range(settings.updates_per_batch):
                 await self.collect.await_or_fail(asyncio.sleep(self.step_s()))
                 self.weights = str(number(self.weights, content(batch)))
                 self.updates += 1
@@ -156,18 +156,18 @@ class Learner:
             await self.collect.wait_quiescent()
             if self.save:
                 self.save(self.updates, self.weights)
-            if self.updates - self.engine.version >= pace.sync_weights_every:
+            if self.updates - self.engine.version >= settings.sync_weights_every:
                 self.engine.push(self.updates, self.weights)
                 self.collect.mark_published(self.updates)
         return self
 
 
-async def learn(engine, pace, *, batches, tasks=None, ledger=None, seed=0, step_s=None, **more):
+async def learn(engine, settings, *, batches, tasks=None, ledger=None, seed=0, step_s=None, **more):
     """A whole run of a fake learner; returns it with its ledger."""
     ledger = ledger or Ledger(":memory:")
     tasks = tasks or {"sums": TaskSettings(group_size=2)}
-    works = {name: TaskSpec(engine, settings) for name, settings in tasks.items()}
-    orchestrator = Orchestrator(works, pace, ledger, seed=seed, **more)
+    task_specs = {name: TaskSpec(engine, task_settings) for name, task_settings in tasks.items()}
+    orchestrator = Orchestrator(task_specs, settings, ledger, seed=seed, **more)
     async with LiveBatchSource(orchestrator, batches=batches) as collect:
         learner = Learner(collect, engine, **({"step_s": step_s} if step_s else {}))
         await learner.run(batches)

@@ -18,7 +18,7 @@ from paddock.envs.nano.tools import KEYS_IN_STORE, evaluate_sum, tool_result
 from paddock.records import Failure, Message, ToolCall
 
 KINDS = ("follow", "plus", "file", "search")
-WORLDS = {
+TASKSETS = {
     "nano-chain": {},
     "nano-rules": {},
     "nano-tools": {"kinds": list(KINDS)},
@@ -26,22 +26,22 @@ WORLDS = {
 PAIR = re.compile(r"is (see \w+|\d) , end (see \w+|\d)")
 
 
-def world(name, changes=None):
-    return make(name, WORLDS[name] | (changes or {}))
+def taskset(name, changes=None):
+    return make(name, TASKSETS[name] | (changes or {}))
 
 
 def reward(name, task, policy, here=None):
-    return asyncio.run(run_rollout((here or world(name)).make_env(task), policy)).outcome.reward
+    return asyncio.run(run_rollout((here or taskset(name)).make_env(task), policy)).outcome.reward
 
 
 def says(content, reasoning=None):
     return scripted_policy(Message(role="assistant", content=content, reasoning=reasoning))
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", TASKSETS)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_every_task_can_be_solved_and_nothing_else_passes(name, split):
-    here = world(name)
+    here = taskset(name)
     for index in range(100):
         task = here.task(index, split)
         assert reward(name, task, here.solver(task)) == 1.0
@@ -49,12 +49,12 @@ def test_every_task_can_be_solved_and_nothing_else_passes(name, split):
         assert reward(name, task, says("12")) == 0.0
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", TASKSETS)
 def test_an_index_is_always_the_same_task_and_the_splits_share_none(name):
     train, test = (
-        [world(name).task(index, split) for index in range(300)] for split in ("train", "test")
+        [taskset(name).task(index, split) for index in range(300)] for split in ("train", "test")
     )
-    assert train == [world(name).task(index, "train") for index in range(300)]
+    assert train == [taskset(name).task(index, "train") for index in range(300)]
     asked = [{task.messages[0].content for task in tasks} for tasks in (train, test)]
     if name != "nano-tools":  # there the question says nothing about the store
         assert not asked[0] & asked[1]
@@ -62,7 +62,7 @@ def test_an_index_is_always_the_same_task_and_the_splits_share_none(name):
 
 
 def test_no_pair_of_a_training_store_is_held_out_and_every_test_path_ends_in_one():
-    here = world("nano-tools")
+    here = taskset("nano-tools")
     for index in range(500):
         for split in ("train", "test"):
             task = here.task(index, split)
@@ -80,14 +80,14 @@ def test_no_pair_of_a_training_store_is_held_out_and_every_test_path_ends_in_one
 
 
 def test_chain_questions_are_on_the_right_side_of_the_rule():
-    here = world("nano-chain")
+    here = taskset("nano-chain")
     for index in range(300):
         assert not is_held_out(here.task(index, "train").messages[0].content)
         assert is_held_out(here.task(index, "test").messages[0].content)
 
 
 def test_a_finite_world_begins_again_in_another_order():
-    here = world("nano-rules")
+    here = taskset("nano-rules")
     size = here.size("train")
     assert size + here.size("test") == 512
     asked = [here.task(i).messages[0].content for i in range(2 * size)]
@@ -109,7 +109,7 @@ def test_a_setting_chooses_the_kinds_and_each_lends_its_tools():
 
 
 def test_tasks_take_two_to_four_turns():
-    here = world("nano-tools")
+    here = taskset("nano-tools")
     turns = set()
     for index in range(200):
         task = here.task(index)
@@ -118,7 +118,7 @@ def test_tasks_take_two_to_four_turns():
 
 
 def test_what_a_tool_says_to_nonsense_is_said_not_raised():
-    here = world("nano-tools")
+    here = taskset("nano-tools")
     task = here.task(0)
     calls = [("look", {"key": "nowhere"}), ("look", {}), ("fly", {}), ("calc", {"sum": "1+"})]
     replies = [
@@ -139,7 +139,7 @@ def test_what_a_tool_says_to_nonsense_is_said_not_raised():
 
 def test_looking_without_answering_is_worth_nothing():
     """Five turns are all there are; a call that names the answer is no answer."""
-    here = world("nano-tools")
+    here = taskset("nano-tools")
     task = here.task(0)
     answer = here.lookup_task(task.id).answer
     asks = Message(
@@ -154,7 +154,7 @@ def test_looking_without_answering_is_worth_nothing():
     ("thought", "worth"), [("the {} is {}", 1.0), ("well " * 8, TOO_LONG_REWARD)]
 )
 def test_a_right_answer_in_too_many_words_is_worth_less(thought, worth):
-    here = world("nano-rules", {"kinds": ["form"]})
+    here = taskset("nano-rules", {"kinds": ["form"]})
     task = here.task(3)
     noun, rules = here.noun_and_rules(task.id)
     demonstration = here.demonstrate(task, DemonstrationStyle(style="kept-brief"), Random(0))
@@ -167,7 +167,7 @@ def test_a_right_answer_in_too_many_words_is_worth_less(thought, worth):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_half_of_what_is_forbidden_may_be_said(split):
-    here = world("nano-rules", {"kinds": ["forbidden"]})
+    here = taskset("nano-rules", {"kinds": ["forbidden"]})
     refused = 0
     for index in range(here.size(split)):
         task = here.task(index, split)
@@ -185,11 +185,11 @@ def test_half_of_what_is_forbidden_may_be_said(split):
 # --- demonstrations -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", TASKSETS)
 @pytest.mark.parametrize("slips", [False, True])
 @pytest.mark.parametrize("thinks", [False, True])
 def test_a_demonstration_is_what_its_world_would_have_said(name, slips, thinks):
-    here = world(name)
+    here = taskset(name)
     for style in here.styles:
         for index in range(20):
             task = here.task(index)
@@ -203,7 +203,7 @@ def test_a_demonstration_is_what_its_world_would_have_said(name, slips, thinks):
 
 
 def test_only_wrong_steps_are_marked_and_all_of_them():
-    here = world("nano-chain")
+    here = taskset("nano-chain")
     for index in range(100):
         shown = here.demonstrate(
             here.task(index), DemonstrationStyle(style="worked", makes_mistake=True), Random(index)
@@ -219,7 +219,7 @@ def test_only_wrong_steps_are_marked_and_all_of_them():
 
 
 def test_a_wrong_look_up_is_a_marked_reply_that_is_answered():
-    here = world("nano-tools")
+    here = taskset("nano-tools")
     for index in range(50):
         task = here.task(index)
         shown = here.demonstrate(
