@@ -1,4 +1,4 @@
-"""Bodies into asks, dialect by dialect."""
+"""Chat requests of every API: sampling fields, thinking options, messages and tools."""
 
 import pytest
 
@@ -22,17 +22,17 @@ SERVER = ThinkingOptions(thinking=ThinkingKwargs(clear_thinking=False), budget=5
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def chat_of(**said):
+def chat_request(**fields):
     return parse_chat_request(
-        parse_body(ChatCompletionBody, {"messages": HI} | said), DEFAULTS, SERVER
+        parse_body(ChatCompletionBody, {"messages": HI} | fields), DEFAULTS, SERVER
     )
 
 
-def test_knobs_over_defaults():
-    said = parse_body(
+def test_sampling_fields_override_defaults():
+    fields = parse_body(
         SamplingFields, {"top_k": -1, "stop": "x", "logit_bias": {"5": -3}, "seed": -1}
     )
-    found = parse_sampling_params(said, max_new_tokens=9, defaults=DEFAULTS)
+    found = parse_sampling_params(fields, max_new_tokens=9, defaults=DEFAULTS)
     assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, None)
     assert found.stop == ("x",) and found.logit_bias == (LogitBias(5, -3.0),)
     assert found.seed == 2**63 - 1 and found.max_new_tokens == 9
@@ -45,7 +45,7 @@ def test_knobs_over_defaults():
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("fields", "named"),
     [
         ({"temperature": -1}, "temperature: must be at least 0, got -1.0"),
         ({"temperature": "1"}, "temperature: Input should be a valid number"),
@@ -55,23 +55,23 @@ def test_knobs_over_defaults():
         ({"seed": 1.5}, "seed: Input should be a valid integer"),
     ],
 )
-def test_a_wrong_knob_is_named_as_the_client_called_it(said, named):
-    with pytest.raises(ApiError) as told:
-        chat_of(**said)
-    assert str(told.value) == named and told.value.param == next(iter(said))
+def test_an_invalid_field_is_named_as_the_client_sent_it(fields, named):
+    with pytest.raises(ApiError) as error_info:
+        chat_request(**fields)
+    assert str(error_info.value) == named and error_info.value.param == next(iter(fields))
 
 
-def test_both_names_of_the_length():
-    assert chat_of(max_tokens=5).sampling.max_new_tokens == 5
-    assert chat_of(max_tokens=5, max_completion_tokens=7).sampling.max_new_tokens == 7
-    assert chat_of().sampling.max_new_tokens is None
+def test_both_names_of_max_tokens():
+    assert chat_request(max_tokens=5).sampling.max_new_tokens == 5
+    assert chat_request(max_tokens=5, max_completion_tokens=7).sampling.max_new_tokens == 7
+    assert chat_request().sampling.max_new_tokens is None
 
 
 # --- thinking -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("said", "expected", "budget"),
+    ("fields", "expected", "budget"),
     [
         ({}, {"clear_thinking": False}, 500),
         ({"reasoning_effort": "high"}, {"clear_thinking": False, "reasoning_effort": "high"}, 500),
@@ -95,15 +95,15 @@ def test_both_names_of_the_length():
         ),
     ],
 )
-def test_the_ways_to_ask_for_thinking(said, expected, budget):
-    ask = chat_of(**said)
-    assert ask.thinking.as_kwargs == expected
-    assert ask.sampling.thinking_budget == budget
+def test_every_way_to_request_thinking(fields, expected, budget):
+    request = chat_request(**fields)
+    assert request.thinking.as_kwargs == expected
+    assert request.sampling.thinking_budget == budget
 
 
-def test_kwargs_are_merged_with_the_defaults_not_put_in_their_place():
-    ask = chat_of(chat_template_kwargs={"enable_thinking": False})
-    assert ask.thinking == ThinkingKwargs(enable_thinking=False, clear_thinking=False)
+def test_chat_template_kwargs_are_merged_with_the_defaults():
+    request = chat_request(chat_template_kwargs={"enable_thinking": False})
+    assert request.thinking == ThinkingKwargs(enable_thinking=False, clear_thinking=False)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_kwargs_are_merged_with_the_defaults_not_put_in_their_place():
         {"thinking_token_budget": -2},
     ],
 )
-def test_thinking_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(ApiError) as told:
-        chat_of(**wrong)
-    assert told.value.param == next(iter(wrong))
+def test_invalid_thinking_options_are_rejected(wrong):
+    with pytest.raises(ApiError) as error_info:
+        chat_request(**wrong)
+    assert error_info.value.param == next(iter(wrong))
 
 
-def test_the_earlier_wish_is_the_stronger():
+def test_explicit_thinking_options_take_precedence():
     strong, weak = (
         ThinkingOptions(budget=1),
         ThinkingOptions(thinking=ThinkingKwargs(enable_thinking=False), budget=2),
@@ -140,7 +140,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
-def test_three_dialects_say_the_same_conversation():
+def test_three_apis_parse_the_same_conversation():
     openai = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Look."},
@@ -194,20 +194,20 @@ def test_three_dialects_say_the_same_conversation():
     )
 
 
-def test_a_failed_tool_and_words_beside_results():
-    said = [
+def test_a_failed_tool_and_text_next_to_results():
+    fields = [
         {"type": "tool_result", "tool_use_id": "c1", "is_error": True, "content": "no sky"},
         {"type": "text", "text": "Try again."},
     ]
-    body = {"messages": [{"role": "user", "content": said}], "max_tokens": 5}
-    ask = parse_messages_request(parse_body(MessagesBody, body), DEFAULTS, SERVER)
-    assert [(m.role, m.content) for m in ask.messages] == [
+    body = {"messages": [{"role": "user", "content": fields}], "max_tokens": 5}
+    request = parse_messages_request(parse_body(MessagesBody, body), DEFAULTS, SERVER)
+    assert [(m.role, m.content) for m in request.messages] == [
         ("tool", "Error: no sky"),
         ("user", "Try again."),
     ]
 
 
-def test_replies_of_the_responses_api_are_kept_apart():
+def test_separate_replies_of_the_responses_api_stay_separate():
     def thought(text):
         return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
 
@@ -218,8 +218,8 @@ def test_replies_of_the_responses_api_are_kept_apart():
         thought("Two."),
         {"type": "message", "role": "assistant", "content": "Done."},
     ]
-    ask = parse_responses_request(parse_body(ResponsesBody, {"input": items}), DEFAULTS, SERVER)
-    one, two = ask.messages
+    request = parse_responses_request(parse_body(ResponsesBody, {"input": items}), DEFAULTS, SERVER)
+    one, two = request.messages
     assert (one.reasoning, [call.id for call in one.tool_calls]) == ("One.", ["a", "b"])
     assert (two.reasoning, two.content, two.tool_calls) == ("Two.", "Done.", ())
 
@@ -228,21 +228,21 @@ def test_replies_of_the_responses_api_are_kept_apart():
     "kept",
     [{"previous_response_id": "r"}, {"conversation": {"id": "c"}}, {"prompt": {"id": "p"}}],
 )
-def test_what_this_server_does_not_keep_cannot_be_referred_to(kept):
+def test_unknown_stored_items_are_rejected(kept):
     with pytest.raises(ApiError, match="stores no"):
         parse_responses_request(parse_body(ResponsesBody, {"input": "x"} | kept), DEFAULTS, SERVER)
 
 
-def test_a_knob_is_complained_of_by_the_name_it_was_given():
+def test_an_invalid_stop_is_named_as_in_its_api():
     with pytest.raises(ApiError, match="max_output_tokens: must be at least 1, got 0") as caught:
         parse_responses_request(
             parse_body(ResponsesBody, {"input": "x", "max_output_tokens": 0}), DEFAULTS, SERVER
         )
     assert caught.value.param == "max_output_tokens"
-    said = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    fields = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     with pytest.raises(ApiError, match="stop_sequences: "):
         parse_messages_request(
-            parse_body(MessagesBody, said | {"stop_sequences": [""]}), DEFAULTS, SERVER
+            parse_body(MessagesBody, fields | {"stop_sequences": [""]}), DEFAULTS, SERVER
         )
 
 
@@ -258,26 +258,26 @@ def test_a_knob_is_complained_of_by_the_name_it_was_given():
     ],
 )
 def test_choices_of_tools(choice, tools, must, only):
-    ask = chat_of(tools=[TOOL, {"type": "web_search"}], tool_choice=choice)
-    assert (len(ask.tools), ask.must_call, ask.only_tool) == (tools, must, only)
-    assert ask.skipped_tools == ("web_search",)
+    request = chat_request(tools=[TOOL, {"type": "web_search"}], tool_choice=choice)
+    assert (len(request.tools), request.must_call, request.only_tool) == (tools, must, only)
+    assert request.skipped_tools == ("web_search",)
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_a_choice_among_allowed_tools(mode):
-    """As the chat and the Responses API spell it; tools that are no functions are skipped."""
+    """In the format of the chat and the Responses API; tools that are not functions are skipped."""
     other = {"type": "function", "name": "wait", "parameters": {}}
     listed = [{"type": "function", "name": "look"}, {"type": "web_search"}]
     flat = {"type": "allowed_tools", "mode": mode, "tools": listed}
     named = [{"type": "function", "function": {"name": "look"}}]
     nested = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
     body = {"input": "x", "tools": [TOOL, other, {"type": "web_search"}], "tool_choice": flat}
-    for ask in (
-        chat_of(tools=[TOOL, other], tool_choice=nested),
+    for request in (
+        chat_request(tools=[TOOL, other], tool_choice=nested),
         parse_responses_request(parse_body(ResponsesBody, body), DEFAULTS, SERVER),
     ):
-        assert [tool.name for tool in ask.tools] == ["look"]
-        assert ask.must_call == (mode == "required")
+        assert [tool.name for tool in request.tools] == ["look"]
+        assert request.must_call == (mode == "required")
 
 
 @pytest.mark.parametrize(
@@ -293,14 +293,14 @@ def test_a_choice_among_allowed_tools(mode):
         {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "no"}]},
     ],
 )
-def test_a_choice_of_no_tool_is_refused(choice):
+def test_a_choice_of_an_unknown_tool_is_rejected(choice):
     with pytest.raises(ApiError, match="tool_choice"):
-        chat_of(tools=[TOOL], tool_choice=choice)
+        chat_request(tools=[TOOL], tool_choice=choice)
 
 
-def test_two_tools_of_one_name_are_refused():
+def test_two_tools_with_the_same_name_are_rejected():
     with pytest.raises(ApiError, match="duplicate name 'look'"):
-        chat_of(tools=[TOOL, TOOL])
+        chat_request(tools=[TOOL, TOOL])
 
 
 # --- prompts --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tokens into replies, however they are cut into deltas."""
+"""Response formatters: whole replies and streams, for any split into deltas."""
 
 import json
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from paddock.text.parse_events import ContentDelta, ReasoningDelta
 
 TEXTS = ["Need the tool. Checking. get_weather city Oslo days Hello"]
 TOKENIZER = train_tokenizer(TEXTS, vocab=330)
-SPELLING = TokenDecoder(TOKENIZER)
+DECODER = TokenDecoder(TOKENIZER)
 TOOL = ToolSpec(
     name="look",
     description="",
@@ -43,8 +43,8 @@ PROMPT = tuple(TOKENIZER.encode("<|user|>Hi<|assistant|><think>", specials=True)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What an engine says of a finished request, as far as replies look at it."""
+class FakeOutput:
+    """The part of an engine's request output that formatters use."""
 
     completion: Completion
     matched_stop: int | str | None = None
@@ -56,36 +56,36 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Delta:
+class FakeDelta:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    output: Answer | None = None
+    output: FakeOutput | None = None
     top_logprobs: tuple = ()
     version: int = 0
 
 
-def answer_of(ids, finish="stop", matched=None):
+def output_of(ids, finish="stop", matched=None):
     logprobs = tuple(-0.01 * i for i in range(len(ids)))
     segments = (Segment(0, len(ids)),) if ids else ()
     done = Completion(token_ids=tuple(ids), logprobs=logprobs, versions=segments, finish=finish)
-    return Answer(done, matched)
+    return FakeOutput(done, matched)
 
 
 def deltas(ids, cuts, **end):
-    """The reply in pieces that end at `cuts`, the last with the answer."""
-    answer = answer_of(ids, **end)
+    """The reply in deltas that end at `cuts`, the last with the output."""
+    answer = output_of(ids, **end)
     places = sorted({cut % (len(ids) + 1) for cut in cuts} | {0, len(ids)})
     for start, stop in pairwise(places):
         last = answer if stop == len(ids) else None
-        yield Delta(tuple(ids[start:stop]), answer.completion.logprobs[start:stop], last)
+        yield FakeDelta(tuple(ids[start:stop]), answer.completion.logprobs[start:stop], last)
 
 
-def reading(stops=(), tools=(TOOL,), prompt=PROMPT):
+def parser(stops=(), tools=(TOOL,), prompt=PROMPT):
     return DeltaParser(TOKENIZER, tools=tools, prompt=prompt, stops=stops, call_id="call_{}".format)
 
 
-def whole(ids=IDS, stops=(), **end):
-    found = reading(stops)
+def whole_reply(ids=IDS, stops=(), **end):
+    found = parser(stops)
     (delta,) = deltas(ids, [], **end)
     found.feed(delta)
     return found.message
@@ -94,8 +94,8 @@ def whole(ids=IDS, stops=(), **end):
 CUTS = st.lists(st.integers(0, 200), max_size=12)
 
 
-def test_the_reply_as_a_whole():
-    message = whole()
+def test_a_whole_reply_is_parsed():
+    message = whole_reply()
     assert (message.reasoning, message.content) == ("Need the tool.", "Checking \U0001f600.")
     assert [dict(call.arguments) for call in message.tool_calls] == [
         {"at": 'sky "high"', "far": 2},
@@ -103,11 +103,11 @@ def test_the_reply_as_a_whole():
     ]
 
 
-def asked(kind, body, make):
+def parse_request(kind, body, make):
     return make(parse_body(kind, body), SamplingParams(), NO_THINKING_OPTIONS)
 
 
-CHAT = asked(
+CHAT_REQUEST = parse_request(
     ChatCompletionBody,
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
     parse_chat_request,
@@ -117,40 +117,40 @@ FRAME = ChatCompletionEnvelope(id="c", model="m", created=1, version=0)
 
 @settings(max_examples=40)
 @given(CUTS)
-def test_a_chat_stream_adds_up_however_it_is_cut(cuts):
-    found, stream = reading(), ChatCompletionStream(CHAT, 0, FRAME, SPELLING)
+def test_a_chat_stream_joins_to_the_reply_for_any_split(cuts):
+    found, stream = parser(), ChatCompletionStream(CHAT_REQUEST, 0, FRAME, DECODER)
     chunks = [stream.open()]
     for delta in deltas(IDS, cuts):
         chunks += stream.push(found.feed(delta), delta)
         if delta.output:
             chunks.append(stream.close(delta.output, calls=len(found.message.tool_calls)))
     choices = [chunk["choices"][0] for chunk in chunks]
-    said = {"reasoning_content": "", "reasoning": "", "content": ""}
+    streamed = {"reasoning_content": "", "reasoning": "", "content": ""}
     calls = {}
     for choice in choices:
-        for key in said:
-            said[key] += choice["delta"].get(key, "")
+        for key in streamed:
+            streamed[key] += choice["delta"].get(key, "")
         for call in choice["delta"].get("tool_calls", ()):
             if "id" in call:
                 calls[call["index"]] = [call["function"]["name"], ""]
             calls[call["index"]][1] += call["function"]["arguments"]
-    expected = format_message_dict(CHAT, whole())
-    assert said == {key: expected[key] for key in said}
+    expected = format_message_dict(CHAT_REQUEST, whole_reply())
+    assert streamed == {key: expected[key] for key in streamed}
     assert [(n, json.loads(a)) for n, a in calls.values()] == [
         ("look", {"at": 'sky "high"', "far": 2}),
         ("look", {}),
     ]
     assert choices[-1]["finish_reason"] == "tool_calls"
     entries = [e for c in choices if c["logprobs"] for e in c["logprobs"]["content"]]
-    assert [e["logprob"] for e in entries] == list(answer_of(IDS).completion.logprobs)
+    assert [e["logprob"] for e in entries] == list(output_of(IDS).completion.logprobs)
     spelled = b"".join(bytes(e["bytes"]) for e in entries)
     assert spelled.decode() == TOKENIZER.decode(IDS)
 
 
 @settings(max_examples=40)
 @given(CUTS)
-def test_blocks_of_a_message_stream_add_up_however_they_are_cut(cuts):
-    found, stream = reading(), MessageStream("m", "model", 9)
+def test_blocks_of_a_message_stream_join_to_the_reply_for_any_split(cuts):
+    found, stream = parser(), MessageStream("m", "model", 9)
     events = stream.open()
     for delta in deltas(IDS, cuts):
         events += stream.push(found.feed(delta))
@@ -176,12 +176,12 @@ def test_blocks_of_a_message_stream_add_up_however_they_are_cut(cuts):
                 is_open = None
                 if "json" in made[-1]:
                     made[-1]["input"] = json.loads(made[-1].pop("json"))
-    assert is_open is None and made == content_blocks(whole())
+    assert is_open is None and made == content_blocks(whole_reply())
     assert [e["type"] for e in events[-2:]] == ["message_delta", "message_stop"]
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-RESPOND = asked(
+RESPONSES_REQUEST = parse_request(
     ResponsesBody,
     {"input": "x", "include": ["message.output_text.logprobs"]},
     parse_responses_request,
@@ -190,11 +190,11 @@ RESPOND = asked(
 
 @settings(max_examples=40)
 @given(CUTS)
-def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
+def test_items_of_a_response_stream_join_to_the_reply_for_any_split(cuts):
     frame = ResponsesEnvelope(
-        id="resp_1", model="m", created=1, request=RESPOND, token_decoder=SPELLING
+        id="resp_1", model="m", created=1, request=RESPONSES_REQUEST, token_decoder=DECODER
     )
-    found, stream = reading(), ResponseStream(frame)
+    found, stream = parser(), ResponseStream(frame)
     events = stream.open()
     for delta in deltas(IDS, cuts):
         events += stream.push(found.feed(delta), delta)
@@ -202,15 +202,15 @@ def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
             events += stream.close(delta.output)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     done = events[-1]["response"]
-    expected = frame.format_response(whole(), answer_of(IDS))
+    expected = frame.format_response(whole_reply(), output_of(IDS))
 
     def bare(items):
         return [{k: v for k, v in item.items() if k != "content"} for item in items]
 
     assert bare(done["output"]) == bare(expected["output"])
     message = next(item for item in done["output"] if item["type"] == "message")
-    said = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-    assert said == message["content"][0]["text"] == "Checking \U0001f600."
+    streamed = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    assert streamed == message["content"][0]["text"] == "Checking \U0001f600."
     for item in done["output"]:
         ended = [e["item"] for e in events if e["type"] == "response.output_item.done"]
         assert item in ended
@@ -222,44 +222,44 @@ def test_items_of_a_response_stream_add_up_however_they_are_cut(cuts):
 
 @settings(max_examples=60)
 @given(st.text("ab", max_size=12), st.sampled_from(["ab", "aab", "bb", "b"]), CUTS)
-def test_a_stop_text_is_cut_away_however_it_is_cut(text, stop, cuts):
-    """The engine ends a reply with the token that completes a stop text."""
+def test_a_stop_string_is_removed_for_any_split(text, stop, cuts):
+    """The engine ends a reply with the token that completes a stop string."""
     at = text.find(stop)
     matched = stop if at >= 0 else None
-    said = text if at < 0 else text[: at + len(stop)] + "z"  # the token may hold more
+    streamed = text if at < 0 else text[: at + len(stop)] + "z"  # the token may contain more
     held, found = HeldBackText([stop]), []
-    places = sorted({cut % (len(said) + 1) for cut in cuts} | {0, len(said)})
-    # Only what the last delta brings may complete the stop text.
-    places = [p for p in places if at < 0 or p < at + len(stop)] + [len(said)]
+    places = sorted({cut % (len(streamed) + 1) for cut in cuts} | {0, len(streamed)})
+    # Only the last delta may complete the stop string.
+    places = [p for p in places if at < 0 or p < at + len(stop)] + [len(streamed)]
     for start, end in pairwise(places):
-        piece = [ContentDelta(said[start:end])]
-        found += held.finish(piece, matched) if end == len(said) else held.feed(piece)
-    if not said:
+        piece = [ContentDelta(streamed[start:end])]
+        found += held.finish(piece, matched) if end == len(streamed) else held.feed(piece)
+    if not streamed:
         found = held.finish([], None)
     assert "".join(event.text for event in found) == (text if at < 0 else text[:at])
 
 
-def test_a_stop_text_in_thoughts():
+def test_a_stop_string_in_reasoning():
     held = HeldBackText(["END"])
     assert held.feed([ReasoningDelta("so EN")]) == [ReasoningDelta("so ")]
     assert held.feed([ContentDelta("D")]) == [ReasoningDelta("EN"), ContentDelta("D")]
-    message = whole(TOKENIZER.encode("so END", specials=True), ["END"], matched="END")
+    message = whole_reply(TOKENIZER.encode("so END", specials=True), ["END"], matched="END")
     assert (message.reasoning, message.content) == (None, "so ")
 
 
-def test_a_reply_that_was_cut_while_thinking_is_reasoning():
+def test_a_reply_truncated_while_thinking_is_reasoning():
     ids = TOKENIZER.encode("so", specials=True)
-    assert whole(ids, finish="length").reasoning == "so"
-    assert whole(ids, finish="stop").content == "so"
+    assert whole_reply(ids, finish="length").reasoning == "so"
+    assert whole_reply(ids, finish="stop").content == "so"
 
 
-def test_a_dropped_call_leaves_its_number_unused():
-    """A second call must not be added to the arguments of one that came to nothing."""
+def test_the_index_of_a_discarded_call_is_not_reused():
+    """A second call must not be appended to the arguments of a discarded one."""
     text = "<tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value><think>"
     text += "<tool_call>look</tool_call>"
     ids = TOKENIZER.encode(text, specials=True)
     prompt = TOKENIZER.encode("<|assistant|></think>", specials=True)
-    found, stream = reading(prompt=prompt), ChatCompletionStream(CHAT, 0, FRAME, SPELLING)
+    found, stream = parser(prompt=prompt), ChatCompletionStream(CHAT_REQUEST, 0, FRAME, DECODER)
     chunks = []
     for delta in deltas(ids, range(len(ids))):
         chunks += stream.push(found.feed(delta), delta)
@@ -271,31 +271,34 @@ def test_a_dropped_call_leaves_its_number_unused():
 
 
 def test_reasoning_can_be_hidden_or_joined():
-    message = whole()
-    assert format_message_dict(replace(CHAT, include_reasoning=False), message)["reasoning"] is None
-    joined = format_message_dict(replace(CHAT, inline_reasoning=True), message)
+    message = whole_reply()
+    assert (
+        format_message_dict(replace(CHAT_REQUEST, include_reasoning=False), message)["reasoning"]
+        is None
+    )
+    joined = format_message_dict(replace(CHAT_REQUEST, inline_reasoning=True), message)
     assert joined["content"] == "<think>Need the tool.</think>Checking \U0001f600."
-    ask = replace(CHAT, inline_reasoning=True)
-    found, stream, said = reading(), ChatCompletionStream(ask, 0, FRAME, SPELLING), ""
+    request = replace(CHAT_REQUEST, inline_reasoning=True)
+    found, stream, streamed = parser(), ChatCompletionStream(request, 0, FRAME, DECODER), ""
     for delta in deltas(IDS, range(40)):
         for chunk in stream.push(found.feed(delta), delta):
-            said += chunk["choices"][0]["delta"].get("content", "")
-    assert said == joined["content"]
+            streamed += chunk["choices"][0]["delta"].get("content", "")
+    assert streamed == joined["content"]
 
 
-def test_tokens_that_are_half_a_character_have_bytes():
+def test_partial_characters_are_returned_as_bytes():
     ids = TOKENIZER.encode("\U0001f600", specials=True)
     assert len(ids) > 1
-    assert b"".join(bytes(SPELLING.bytes(i)) for i in ids).decode() == "\U0001f600"
-    entries = format_chat_logprobs(SPELLING, ids, [-1.0] * len(ids), ())
+    assert b"".join(bytes(DECODER.bytes(i)) for i in ids).decode() == "\U0001f600"
+    entries = format_chat_logprobs(DECODER, ids, [-1.0] * len(ids), ())
     assert [entry["token"] for entry in entries] == ["\ufffd"] * len(ids)
-    assert len(set(SPELLING.unique_texts(ids))) == len(set(ids)) or len(ids) != len(set(ids))
+    assert len(set(DECODER.unique_texts(ids))) == len(set(ids)) or len(ids) != len(set(ids))
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("stop", "end_turn"), ("length", "max_tokens")])
-def test_why_a_message_ended(finish, reason):
+def test_finish_reasons_of_a_message(finish, reason):
     stream = MessageStream("m", "model", 9)
-    (_, last, _) = [None, *stream.close(answer_of((5,), finish=finish), calls=0)]
+    (_, last, _) = [None, *stream.close(output_of((5,), finish=finish), calls=0)]
     assert last["delta"]["stop_reason"] == reason
     assert last["usage"] == {
         "input_tokens": 5,

@@ -1,4 +1,4 @@
-"""Completions, /generate and bodies: requests parsed, refused and mended."""
+"""Completion and /generate requests and raw bodies: parsing, limits, errors."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from paddock.api.openai_completions import CompletionBody, parse_completion_requ
 from paddock.api.sglang_request import GenerateBody, parse_generate_requests
 from paddock.http.json_body import parse_json
 from paddock.records import ApiError
-from tests.api.test_chat_requests import DEFAULTS, chat_of
+from tests.api.test_chat_requests import DEFAULTS, chat_request
 
 
 @pytest.mark.parametrize(
@@ -21,20 +21,20 @@ from tests.api.test_chat_requests import DEFAULTS, chat_of
     ],
 )
 def test_the_four_shapes_of_a_prompt(prompt, expected):
-    asks = parse_completion_requests(
+    requests = parse_completion_requests(
         parse_body(CompletionBody, {"prompt": prompt}), DEFAULTS, max_completions=9
     )
-    assert [ask.prompt for ask in asks] == expected
-    assert asks[0].sampling.max_new_tokens == 16
+    assert [request.prompt for request in requests] == expected
+    assert requests[0].sampling.max_new_tokens == 16
 
 
-def test_a_prompt_can_be_scored_alone():
-    (ask,) = parse_completion_requests(
+def test_a_prompt_can_be_scored_without_generation():
+    (request,) = parse_completion_requests(
         parse_body(CompletionBody, {"prompt": "a", "echo": True, "max_tokens": 0}),
         DEFAULTS,
         max_completions=9,
     )
-    assert ask.scores_only and ask.sampling.max_new_tokens == 1
+    assert request.scores_only and request.sampling.max_new_tokens == 1
     with pytest.raises(ApiError, match="max_tokens"):
         parse_completion_requests(
             parse_body(CompletionBody, {"prompt": "a", "max_tokens": 0}),
@@ -43,19 +43,19 @@ def test_a_prompt_can_be_scored_alone():
         )
 
 
-def test_a_native_request_has_the_defaults_of_its_own_dialect():
-    (ask,), many = parse_generate_requests(
+def test_generate_requests_have_sglang_defaults():
+    (request,), many = parse_generate_requests(
         parse_body(GenerateBody, {"input_ids": [1, 2]}), max_completions=9
     )
-    assert not many and ask.prompt == (1, 2)
-    assert (ask.sampling.max_new_tokens, ask.sampling.temperature) == (128, 1.0)
-    assert ask.top_logprobs is None and ask.prompt_logprobs_start is None
+    assert not many and request.prompt == (1, 2)
+    assert (request.sampling.max_new_tokens, request.sampling.temperature) == (128, 1.0)
+    assert request.top_logprobs is None and request.prompt_logprobs_start is None
     body = {"input_ids": [1], "logprob_start_len": 0}
-    (unasked,), _ = parse_generate_requests(parse_body(GenerateBody, body), max_completions=9)
-    (asked,), _ = parse_generate_requests(
+    (unscored,), _ = parse_generate_requests(parse_body(GenerateBody, body), max_completions=9)
+    (parse_body_,), _ = parse_generate_requests(
         parse_body(GenerateBody, body | {"return_logprob": True}), max_completions=9
     )
-    assert (unasked.prompt_logprobs_start, asked.prompt_logprobs_start) == (None, 0)
+    assert (unscored.prompt_logprobs_start, parse_body_.prompt_logprobs_start) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_native_request_has_the_defaults_of_its_own_dialect():
         ),
     ],
 )
-def test_one_request_cannot_ask_for_a_crowd(kind, make, body):
+def test_the_number_of_choices_per_request_is_limited(kind, make, body):
     with pytest.raises(ApiError, match="at most 9"):
         make(parse_body(kind, body), max_completions=9)
 
@@ -94,9 +94,9 @@ def test_one_request_cannot_ask_for_a_crowd(kind, make, body):
         {"logit_bias": {str(i): 1 for i in range(1025)}},
     ],
 )
-def test_what_would_slow_every_token_down_is_refused(wrong):
+def test_expensive_sampling_fields_are_limited(wrong):
     with pytest.raises(ApiError, match=r"at most|longer than"):
-        chat_of(**wrong)
+        chat_request(**wrong)
 
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -111,12 +111,12 @@ def test_what_would_slow_every_token_down_is_refused(wrong):
         (b"[" * 100_000, "nested too deeply|more than 100 levels"),
     ],
 )
-def test_bytes_that_are_no_json(data, message):
+def test_invalid_json_is_rejected(data, message):
     with pytest.raises(ApiError, match=message):
         parse_json(data)
 
 
-def test_halves_of_pairs_are_mended():
+def test_lone_surrogates_are_replaced():
     assert parse_json(b'{"a": "\\ud83d", "b": "\\ud83d\\ude00"}') == {
         "a": "\ufffd",
         "b": "\U0001f600",
@@ -133,7 +133,7 @@ def test_a_body_must_be_an_object():
     ("params", "name"),
     [({"max_new_tokens": -1}, "max_new_tokens"), ({"stop_token_ids": [-1]}, "stop_token_ids")],
 )
-def test_a_native_client_hears_its_own_names(params, name):
+def test_errors_of_generate_use_sglang_names(params, name):
     with pytest.raises(ApiError, match=rf"^{name}:") as refused:
         parse_generate_requests(
             parse_body(GenerateBody, {"input_ids": [1], "sampling_params": params}),

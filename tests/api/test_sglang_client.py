@@ -1,4 +1,4 @@
-"""SGLang's /generate from the other side: sent, it reads back; received, it is exact or refused."""
+"""Client side of SGLang's /generate: request bodies round-trip, responses are exact or rejected."""
 
 import pytest
 from hypothesis import given
@@ -37,12 +37,12 @@ SAMPLINGS = st.builds(
 
 
 @given(SAMPLINGS)
-def test_what_is_sent_reads_back(sampling):
-    said = parse_body(SGLangSamplingBody, to_sglang_sampling_params(sampling))
-    assert parse_sglang_sampling_params(said, said.max_new_tokens, None) == sampling
+def test_sampling_params_round_trip(sampling):
+    body = parse_body(SGLangSamplingBody, to_sglang_sampling_params(sampling))
+    assert parse_sglang_sampling_params(body, body.max_new_tokens, None) == sampling
 
 
-def test_how_many_tokens_are_wanted_must_be_said():
+def test_max_new_tokens_is_required():
     with pytest.raises(ApiError, match="max_new_tokens"):
         to_sglang_sampling_params(SamplingParams())
 
@@ -62,7 +62,7 @@ def payload(ids, *, finish=None, total=None, **meta):
     }
 
 
-def test_our_server_says_of_every_token_who_sampled_it():
+def test_our_server_returns_the_version_of_every_token():
     found = parse_generate_output(
         payload([5, 6, 7], finish="stop", weight_versions=[[0, "3"], [2, "4"]])
     )
@@ -70,13 +70,13 @@ def test_our_server_says_of_every_token_who_sampled_it():
     assert found.matched == 9
 
 
-def test_sglang_says_it_of_the_whole_answer():
+def test_sglang_returns_one_version_for_the_whole_output():
     found = parse_generate_output(payload([5, 6, 7], finish="length", weight_version="default"))
     assert found.completion.versions == (Segment(0, 3),)
 
 
 @pytest.mark.parametrize("incremental", [False, True])
-def test_streams_hold_all_so_far_or_what_is_new(incremental):
+def test_cumulative_and_incremental_streams(incremental):
     ids, so_far = [5, 6, 7, 8], None
     for end, version in ((1, "3"), (3, "3"), (4, "4")):
         start = 0 if not incremental or so_far is None else len(so_far.token_ids)
@@ -99,17 +99,17 @@ def test_streams_hold_all_so_far_or_what_is_new(incremental):
         (payload([5], finish="eaten"), "finish_reason"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused(wrong, why):
+def test_an_output_that_cannot_be_trained_on_is_rejected(wrong, why):
     with pytest.raises(ApiError, match=why):
         parse_generate_output(wrong)
 
 
-def test_an_answer_that_is_not_finished_is_no_completion():
+def test_an_unfinished_output_has_no_completion():
     with pytest.raises(ApiError, match="ended before"):
         parse_generate_output(payload([5])).completion  # noqa: B018
 
 
-def test_scores_of_a_prompt():
+def test_prompt_logprobs():
     rows = {"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.1, 2, None], [-0.2, 3, 0]]}}
     assert parse_prompt_logprobs(rows, 1, 2) == (-0.1, -0.2)
     with pytest.raises(ApiError, match="first token"):

@@ -43,7 +43,7 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["show", "termial"], "error: environment 'termial' not found; it must be one of "),
         (["show", "terminal", "--set", "levls=[1]"], "error: environment 'terminal': "),
@@ -54,10 +54,10 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
         ),
     ],
 )
-def test_what_is_wrong_is_one_line(words, said):
+def test_what_is_wrong_is_one_line(words, message):
     done = paddock(*words)
     assert done.exit_code == 1
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(message)
 
 
 @bwrap

@@ -1,4 +1,4 @@
-"""A model endpoint that behaves as models behind endpoints do: well, slowly, badly, not at all."""
+"""A fake judge and reward-model server with scripted replies, errors and delays."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 
 class Endpoint:
-    """`script` says what each request gets; its last entry goes on for ever. An entry is a text to
-    be the reply, a number to be the status, "slow", "dead", or a function of the request's body."""
+    """`script` holds the response to each request; its last entry repeats. An entry is a text, a
+    status code, "slow", "dead", or a function of the request body."""
 
     def __init__(self, script):
         self.script, self.bodies, self.headers = list(script), [], []
@@ -49,7 +49,7 @@ def graded(score, reasoning="because"):
 
 @contextmanager
 def serving(*script):
-    """A real server on a port of its own; yields its url and what it was sent."""
+    """A real server on a free port; yields its URL and the endpoint with the received requests."""
     endpoint = Endpoint(script)
     config = uvicorn.Config(endpoint.app, host="127.0.0.1", port=0, log_level="error")
     server = uvicorn.Server(config)

@@ -32,12 +32,12 @@ from paddock.envs.answer_format import (
         ("no box {1}", None),
     ],
 )
-def test_the_last_box_that_closes_is_the_answer(text, found):
+def test_the_last_closed_box_is_the_answer(text, found):
     assert extract_boxed_answer(text) == found
 
 
-def test_a_hostile_reply_is_read_in_linear_time():
-    assert extract_boxed_answer(r"\boxed{" * 200_000) is None  # seconds, were it quadratic: hours
+def test_a_hostile_reply_is_parsed_in_linear_time():
+    assert extract_boxed_answer(r"\boxed{" * 200_000) is None  # would take hours if quadratic
     assert extract_tagged_answer("<answer>" * 200_000) is None
 
 
@@ -58,7 +58,7 @@ def test_a_hostile_reply_is_read_in_linear_time():
         (extract_last_line, " \n", None),
     ],
 )
-def test_answers_are_found_where_the_form_says(find, text, found):
+def test_answers_are_extracted_in_every_format(find, text, found):
     assert find(text) == found
 
 
@@ -66,14 +66,14 @@ def test_answers_are_found_where_the_form_says(find, text, found):
     st.text(alphabet="ab1 ./-", min_size=1).filter(str.strip),
     st.sampled_from(sorted(ANSWER_FORMATS)),
 )
-def test_what_a_solver_says_is_found_again(answer, form):
+def test_a_formatted_answer_is_extracted_again(answer, form):
     answer = answer.strip()
     found = ANSWER_FORMATS[form].extract(ANSWER_FORMATS[form].render(answer))
     assert form == "number" or found.rstrip("\n") == answer
 
 
 @pytest.mark.parametrize(
-    ("said", "right", "verdict"),
+    ("reply", "right", "verdict"),
     [
         ("1,000", "1000", True),
         ("$18.00", "18", True),
@@ -98,15 +98,15 @@ def test_what_a_solver_says_is_found_again(answer, form):
         ("1/0", "1", None),
     ],
 )
-def test_plain_answers_are_compared_at_once(said, right, verdict):
-    assert answers_match(said, right) is verdict
+def test_plain_answers_are_compared_without_a_verifier(reply, right, verdict):
+    assert answers_match(reply, right) is verdict
 
 
 @given(st.fractions(max_denominator=10**6))
-def test_every_fraction_is_read_exactly(fraction):
+def test_every_fraction_is_parsed_exactly(fraction):
     assert parse_number(str(fraction)) == fraction
 
 
 @given(st.text(max_size=80))
-def test_reading_a_value_never_raises(text):
+def test_parsing_a_value_never_raises(text):
     parse_number(text)

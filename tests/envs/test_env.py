@@ -21,7 +21,7 @@ SPEC = ToolSpec(
 
 
 class Scripted:
-    """An environment that does at each step what it was told to."""
+    """An environment with scripted steps."""
 
     def __init__(self, limits=LIMITS, **steps):
         self.task = Task(id="t/0", env="t", messages=(ASK,), budget=limits)
@@ -53,42 +53,42 @@ async def say(messages, tools):
 
 
 def run(env, policy=say):
-    episode = asyncio.run(run_rollout(env, policy))
+    rollout = asyncio.run(run_rollout(env, policy))
     assert env.closed == 1
-    return episode
+    return rollout
 
 
-def test_an_episode_ends_when_the_world_has_nothing_to_say():
-    episode = run(Scripted())
-    assert [m.content for m in episode.messages] == ["Go.", "turn 1"]
-    assert episode.outcome == Verdict(reward=1.0)
-    assert episode.turns == 1
+def test_a_rollout_ends_when_the_environment_returns_no_messages():
+    rollout = run(Scripted())
+    assert [m.content for m in rollout.messages] == ["Go.", "turn 1"]
+    assert rollout.outcome == Verdict(reward=1.0)
+    assert rollout.turns == 1
 
 
-def test_the_last_turn_is_graded_too():
-    episode = run(Scripted(respond=(Message(role="user", content="More."),)))
-    assert episode.turns == LIMITS.turns
-    assert episode.outcome == Verdict(reward=1.0)
+def test_the_last_turn_is_scored_too():
+    rollout = run(Scripted(respond=(Message(role="user", content="More."),)))
+    assert rollout.turns == LIMITS.turns
+    assert rollout.outcome == Verdict(reward=1.0)
 
 
-def test_what_the_world_says_is_cut_to_the_budget():
-    episode = run(Scripted(respond=(Message(role="user", content="é" * 1000),)))
-    answer = episode.messages[2].content
+def test_environment_messages_are_cut_to_the_budget():
+    rollout = run(Scripted(respond=(Message(role="user", content="é" * 1000),)))
+    answer = rollout.messages[2].content
     assert len(answer.encode()) <= LIMITS.output_bytes
     assert "bytes left out" in answer
     assert answer.startswith("é")
     assert answer.endswith("é")
 
 
-HALF = "caf\udce9"  # what os.listdir makes of a name in Latin-1
+HALF = "caf\udce9"  # os.listdir of a Latin-1 name
 
 
-def test_what_no_tokenizer_and_no_ledger_can_write_is_mended():
+def test_lone_surrogates_are_replaced():
     env = Scripted(respond=(Message(role="user", content=HALF),), grade=OSError(HALF))
     env.task = replace(env.task, messages=(Message(role="user", content=HALF),))
-    episode = run(env)
-    assert {m.content for m in episode.messages if m.role == "user"} == {"caf\ufffd"}
-    assert episode.outcome == Failure(kind="grader", where="grade", what="OSError: caf\ufffd")
+    rollout = run(env)
+    assert {m.content for m in rollout.messages if m.role == "user"} == {"caf\ufffd"}
+    assert rollout.outcome == Failure(kind="grader", where="grade", what="OSError: caf\ufffd")
     for step in (RolloutFailed("world", "disk", HALF), TimeoutError(HALF)):
         outcome = run(Scripted(respond=step)).outcome
         assert outcome.what.encode().endswith("caf\ufffd".encode())
@@ -97,7 +97,7 @@ def test_what_no_tokenizer_and_no_ledger_can_write_is_mended():
 @pytest.mark.parametrize(
     ("step", "kind"), [("start", "world"), ("respond", "world"), ("grade", "grader")]
 )
-def test_a_crash_is_a_failure_with_its_reason_and_never_a_zero(step, kind):
+def test_a_crash_is_a_failure_with_its_reason_and_never_reward_zero(step, kind):
     outcome = run(Scripted(**{step: RuntimeError("disk full")})).outcome
     assert outcome == Failure(kind=kind, where=step, what="RuntimeError: disk full")
     assert not outcome.is_policy_failure
@@ -110,20 +110,20 @@ ENDINGS = [SystemExit(0), SystemExit("bye"), asyncio.CancelledError(), Generator
 @pytest.mark.parametrize(
     ("step", "kind"), [("start", "world"), ("respond", "world"), ("grade", "grader")]
 )
-def test_what_would_end_a_process_or_a_task_is_a_failure_too(step, kind, error):
+def test_system_exit_and_cancellation_in_a_step_are_failures_too(step, kind, error):
     outcome = run(Scripted(**{step: error})).outcome
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    assert outcome == Failure(kind=kind, where=step, what=said)
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    assert outcome == Failure(kind=kind, where=step, what=message)
 
 
 @pytest.mark.parametrize("error", ENDINGS, ids=repr)
-def test_closing_may_not_end_the_process_either(error):
-    episode = run(Scripted(close=error))
-    assert episode.outcome == Verdict(reward=1.0)
-    assert episode.leak.startswith(type(error).__name__)
+def test_close_cannot_end_the_process_either(error):
+    rollout = run(Scripted(close=error))
+    assert rollout.outcome == Verdict(reward=1.0)
+    assert rollout.leak.startswith(type(error).__name__)
 
 
-def test_tools_that_cannot_be_told_are_a_failure():
+def test_tools_that_raise_are_a_failure():
     class Toolless(Scripted):
         @property
         def tools(self):
@@ -136,8 +136,8 @@ def test_tools_that_cannot_be_told_are_a_failure():
     assert run(Toolless()).outcome == Failure(kind="world", where="tools", what="SystemExit: 3")
 
 
-def test_what_a_step_cancels_of_its_own_is_its_failure():
-    """A worker that was shut down leaves cancelled futures behind; nobody has cancelled us."""
+def test_a_future_cancelled_inside_a_step_is_a_failure():
+    """A worker that was shut down leaves cancelled futures; the rollout itself is not cancelled."""
 
     async def deserted():
         future = asyncio.get_running_loop().create_future()
@@ -157,29 +157,29 @@ def test_what_a_step_cancels_of_its_own_is_its_failure():
         ("respond", ("More.",), "world", "it gave ('More.',), not messages"),
     ],
 )
-def test_what_is_neither_messages_nor_a_verdict_is_a_failure(step, gave, kind, what):
+def test_an_invalid_return_value_is_a_failure(step, gave, kind, what):
     outcome = run(Scripted(**{step: gave})).outcome
     assert outcome == Failure(kind=kind, where=step, what=what)
 
 
 @pytest.mark.parametrize("step", ["start", "respond", "grade"])
-def test_a_step_that_hangs_runs_into_the_limit(step):
+def test_a_hanging_step_times_out(step):
     env = Scripted(limits=replace(LIMITS, seconds=0.05), **{step: asyncio.Event().wait})
     assert run(env).outcome == Failure(kind="time", where=step, what="over 0.05 s in all")
 
 
 @pytest.mark.parametrize("step", ["start", "respond", "grade"])
-def test_a_time_out_inside_a_step_keeps_its_own_words(step):
+def test_a_timeout_inside_a_step_keeps_its_own_message(step):
     outcome = run(Scripted(**{step: TimeoutError("tests took over 2 s")})).outcome
     assert outcome == Failure(kind="time", where=step, what="TimeoutError: tests took over 2 s")
 
 
-def test_a_world_may_say_itself_whose_fault_it_was():
+def test_an_environment_may_choose_the_failure_kind():
     stop = RolloutFailed("infrastructure", "pull", "no image")
     assert run(Scripted(start=stop)).outcome == stop.failure
 
 
-def test_a_policy_that_stops_ends_the_episode():
+def test_a_policy_that_stops_ends_the_rollout():
     async def stop(messages, tools):
         raise RolloutFailed("policy", "context", "full")
 
@@ -200,65 +200,68 @@ def test_cancelling_closes_the_environment():
     env = Scripted(start=asyncio.Event().wait)
 
     async def give_up():
-        attempt = asyncio.create_task(run_rollout(env, say))
+        rollout = asyncio.create_task(run_rollout(env, say))
         await asyncio.sleep(0)
-        attempt.cancel()
+        rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await attempt
+            await rollout
 
     asyncio.run(give_up())
     assert env.closed == 1
 
 
-def test_a_leak_is_told_and_the_verdict_stays():
-    episode = run(Scripted(close=OSError("busy")))
-    assert episode.outcome == Verdict(reward=1.0)
-    assert episode.leak == "OSError: busy"
+def test_an_error_in_close_is_reported_and_the_verdict_kept():
+    rollout = run(Scripted(close=OSError("busy")))
+    assert rollout.outcome == Verdict(reward=1.0)
+    assert rollout.leak == "OSError: busy"
 
 
-def test_a_world_that_never_closes_does_not_keep_its_verdict():
+def test_an_environment_that_never_closes_does_not_block_the_verdict():
     env = Scripted(close=asyncio.Event().wait)
-    episode = asyncio.run(asyncio.wait_for(run_rollout(env, say, close_s=0.01), 60))
-    assert episode.outcome == Verdict(reward=1.0)
-    assert episode.leak == "over 0.01 s to close"
+    rollout = asyncio.run(asyncio.wait_for(run_rollout(env, say, close_s=0.01), 60))
+    assert rollout.outcome == Verdict(reward=1.0)
+    assert rollout.leak == "over 0.01 s to close"
 
 
-def ask(name="look", **arguments):
+def tool_call(name="look", **arguments):
     call = ToolCall(id="c1", name=name, arguments=arguments)
     return Message(role="assistant", content="", tool_calls=(call,))
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
-        (ask(key="oak"), "oak 0"),
-        (ask(key="oak", deep=2), "oak 2"),
-        (ask("find", key="oak"), "error: there is no tool 'find'; there are look"),
-        (ask(), "error: look: argument 'key' is missing"),
-        (ask(key=3), "error: look: argument 'key' is 3, not of type string"),
-        (ask(key="a", deep=True), "error: look: argument 'deep' is True, not of type integer"),
-        (ask(key="a", far=1), "error: look: unknown argument 'far'; it takes key, deep"),
-        (ask(key="nowhere"), "error: no such key"),
+        (tool_call(key="oak"), "oak 0"),
+        (tool_call(key="oak", deep=2), "oak 2"),
+        (tool_call("find", key="oak"), "error: there is no tool 'find'; there are look"),
+        (tool_call(), "error: look: argument 'key' is missing"),
+        (tool_call(key=3), "error: look: argument 'key' is 3, not of type string"),
+        (
+            tool_call(key="a", deep=True),
+            "error: look: argument 'deep' is True, not of type integer",
+        ),
+        (tool_call(key="a", far=1), "error: look: unknown argument 'far'; it takes key, deep"),
+        (tool_call(key="nowhere"), "error: no such key"),
     ],
 )
-def test_a_wrong_call_is_answered_in_words(call, said):
+def test_an_invalid_call_gets_an_error_message(call, message):
     async def look(key, deep=0):
         if key == "nowhere":
             raise ToolError("no such key")
         return f"{key} {deep}"
 
     (answer,) = asyncio.run(execute_tool_calls([Tool(SPEC, look)], call))
-    assert answer == Message(role="tool", content=said, tool_call_id="c1")
+    assert answer == Message(role="tool", content=message, tool_call_id="c1")
 
 
-def test_a_tool_that_gives_no_text_breaks_its_world():
+def test_a_tool_that_does_not_return_a_string_is_an_environment_failure():
     async def look(key):
         return len(key)
 
     with pytest.raises(TypeError, match="look must return a string, got 3"):
-        asyncio.run(execute_tool_calls([Tool(SPEC, look)], ask(key="oak")))
+        asyncio.run(execute_tool_calls([Tool(SPEC, look)], tool_call(key="oak")))
 
 
-def test_an_unknown_world_is_named_with_those_there_are():
+def test_an_unknown_environment_is_named_with_the_known_ones():
     with pytest.raises(EnvError, match="environment 'moon' not found; it must be one of"):
         make("moon")

@@ -6,7 +6,7 @@ import pytest
 from paddock.envs.jsonl import RowError, read_rows
 
 
-def test_lines_lists_and_gzip_are_all_rows(tmp_path):
+def test_jsonl_json_lists_and_gzip_are_read(tmp_path):
     entries = [{"a": "x"}, {"a": "y\r\nz"}]
     lines = "\n".join(map(json.dumps, entries)) + "\n\n"
     (tmp_path / "a.jsonl").write_text(lines)
@@ -17,7 +17,7 @@ def test_lines_lists_and_gzip_are_all_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"a": "x"}\n{oops', r"a.jsonl:2: not JSON"),
         ("[" * 100_000, r"a.jsonl: not JSON"),
@@ -27,13 +27,13 @@ def test_lines_lists_and_gzip_are_all_rows(tmp_path):
         ("[3]", r"a.jsonl\[1\]: not an object"),
     ],
 )
-def test_a_wrong_row_is_named_with_its_place(tmp_path, text, said):
+def test_an_invalid_row_is_named_with_its_line(tmp_path, text, message):
     (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(RowError, match=said):
+    with pytest.raises(RowError, match=message):
         [row.get_text("a", "c") for row in read_rows(tmp_path / "a.jsonl")]
 
 
-def test_a_missing_file_and_a_broken_archive_are_told(tmp_path):
+def test_a_missing_file_and_a_broken_archive_raise(tmp_path):
     with pytest.raises(RowError, match="cannot read"):
         list(read_rows(tmp_path / "none"))
     packed = gzip.compress(b"{}")
@@ -43,7 +43,7 @@ def test_a_missing_file_and_a_broken_archive_are_told(tmp_path):
             list(read_rows(tmp_path / "a.gz"))
 
 
-def test_a_list_of_texts_is_checked(tmp_path):
+def test_a_list_of_strings_is_checked(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": ["x"], "b": [1]}')
     (row,) = read_rows(tmp_path / "a.jsonl")
     assert row.get_texts("a") == ("x",)

@@ -3,9 +3,16 @@ import pytest
 from paddock.envs import EnvError, make, reasoning_gym
 from paddock.envs.reasoning_gym import ReasoningGymSettings
 from paddock.envs.worker_pool import can_isolate
-from tests.envs.soundness import check_sound, check_tasks, outcomes, pass_rate, rewards, says
+from tests.envs.soundness import (
+    check_sound,
+    check_tasks,
+    outcomes,
+    pass_rate,
+    rewards,
+    scripted_reply,
+)
 
-pytest.importorskip("reasoning_gym", reason="pip install 'paddock[worlds]'")
+pytest.importorskip("reasoning_gym", reason="pip install 'paddock[envs]'")
 OPEN = {"allow_unisolated": not can_isolate()}
 
 
@@ -15,28 +22,28 @@ def gym_taskset(dataset, **config):
 
 @pytest.mark.parametrize("dataset", ["leg_counting", "knights_knaves", "countdown"])
 def test_a_generator_is_sound_behind_the_adapter(dataset):
-    check_sound(gym_taskset(dataset), 12, [lambda task: says("<answer>nothing</answer>")])
+    check_sound(gym_taskset(dataset), 12, [lambda task: scripted_reply("<answer>nothing</answer>")])
 
 
 def test_tasks_are_reproducible_distinct_and_split():
     check_tasks(lambda: gym_taskset("chain_sum"), 40)
 
 
-def test_a_generator_that_draws_from_shared_chance_is_reproducible():
+def test_a_generator_that_uses_the_global_rng_is_reproducible():
     one, two = gym_taskset("list_functions"), gym_taskset("list_functions")
     assert [one.task(n) for n in range(6)] == [two.task(n) for n in range(6)]
 
 
 def test_splits_are_disjoint_where_problems_repeat():
     taskset = gym_taskset("chain_sum", min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-    asked = [
+    prompts = [
         {taskset.task(n, split).messages[0].content for n in range(100)}
         for split in ("train", "test")
     ]
-    assert not asked[0] & asked[1]
+    assert not prompts[0] & prompts[1]
 
 
-def test_the_scorers_own_shades_come_through():
+def test_partial_scores_of_the_scorer_are_kept():
     taskset = gym_taskset("spell_backward")
     task = taskset.task(0)
     answer = taskset.example_of(task).answer
@@ -44,9 +51,11 @@ def test_the_scorers_own_shades_come_through():
     assert 0 <= half < 1
 
 
-def test_its_settings_move_the_pass_rate():
+def test_generator_settings_change_the_pass_rate():
     def first_number(task):
-        return says(f"<answer>{task.messages[0].content.split(':')[1].split()[0]}</answer>")
+        return scripted_reply(
+            f"<answer>{task.messages[0].content.split(':')[1].split()[0]}</answer>"
+        )
 
     rates = []
     for terms in (1, 4):
@@ -57,14 +66,14 @@ def test_its_settings_move_the_pass_rate():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"dataset": "chain_sums"}, "generator not found; similar names: chain_sum"),
         ({"dataset": "chain_sum", "config": {"terms": 3}}, "unexpected keyword argument 'terms'"),
     ],
 )
-def test_a_wrong_setting_is_told_when_the_world_opens(changes, said):
-    with pytest.raises(EnvError, match=said):
+def test_an_invalid_setting_is_reported_by_make(changes, message):
+    with pytest.raises(EnvError, match=message):
         make("gym", {**OPEN, **changes})
 
 
@@ -90,20 +99,20 @@ def test_an_answer_with_two_underscores_is_not_evaluated():
 
 
 @pytest.mark.parametrize("answer", ["[9**9**9]", "exit()", "[0] * 10**12", "x" * 50_000])
-def test_an_answer_that_breaks_the_scorer_is_a_zero(answer):
+def test_an_answer_that_breaks_the_scorer_has_reward_zero(answer):
     taskset = make("gym", {**OPEN, "dataset": "string_insertion", "scorer_timeout_s": 0.5})
     assert rewards(taskset, [taskset.task(0)], lambda task: taskset.scripted_answer(answer)) == [
         0.0
     ]
 
 
-def test_without_a_jail_it_must_be_said_so(monkeypatch):
+def test_running_without_isolation_must_be_allowed_explicitly(monkeypatch):
     monkeypatch.setattr(reasoning_gym, "can_isolate", lambda: False)
     with pytest.raises(EnvError, match="set allow_unisolated = true"):
         ReasoningGymSettings(dataset="chain_sum").make_taskset()
 
 
-def test_problems_made_ahead_are_those_asked_for_in_any_order():
+def test_prefetched_problems_equal_those_requested_in_any_order():
     def problems(rows):
         taskset = gym_taskset("chain_sum")
         return {row: taskset.task(row).messages for row in rows}

@@ -1,4 +1,4 @@
-"""A world of one's own, named by the module that holds it."""
+"""A custom environment, named by its module and settings class."""
 
 import sys
 
@@ -35,7 +35,7 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("worlds_of_mine", None)
 
 
-def test_a_world_outside_is_opened_by_module_and_settings(module):
+def test_a_custom_environment_is_made_by_module_and_settings(module):
     mine, ours = make(f"{module}:Mine", {"seed": 3}), make("nano-chain", {"seed": 3})
     assert mine.task(5).messages == ours.task(5).messages
     with pytest.raises(EnvError, match="unknown setting 'colour'"):
@@ -55,6 +55,6 @@ def test_a_world_outside_is_opened_by_module_and_settings(module):
         ("worlds_that_leave:Mine", "'worlds_that_leave:Mine' not found: SystemExit: 0"),
     ],
 )
-def test_what_is_not_there_is_said(module, name, complaint):
+def test_an_invalid_custom_environment_is_reported(module, name, complaint):
     with pytest.raises(EnvError, match=complaint):
         make(name)

@@ -1,4 +1,4 @@
-"""What the id of a task says: which task it is, and nothing of how the world is run."""
+"""Task ids depend on the task, not on how the environment is run."""
 
 import json
 
@@ -25,7 +25,7 @@ LENGTH = {"kind": "length", "full_reward_chars": 1, "zero_reward_chars": 2}
         ("service", {"seed": 1}),
     ],
 )
-def test_another_shape_makes_other_ids(name, change):
+def test_settings_that_change_tasks_change_ids(name, change):
     assert make(name).task(0).id != make(name, change).task(0).id
 
 
@@ -38,11 +38,11 @@ def test_another_shape_makes_other_ids(name, change):
         ("service", {"max_turns": 9}),
     ],
 )
-def test_how_a_world_is_run_does_not_change_ids(name, change):
+def test_settings_of_execution_do_not_change_ids(name, change):
     assert make(name).task(0).id == make(name, change).task(0).id
 
 
-def test_a_file_is_known_by_its_name_wherever_it_lies(tmp_path):
+def test_a_file_is_identified_by_name_in_any_folder(tmp_path):
     ids = set()
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
@@ -53,7 +53,7 @@ def test_a_file_is_known_by_its_name_wherever_it_lies(tmp_path):
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_every_shape_is_made_of_settings_there_are(name):
+def test_every_id_field_is_an_existing_setting(name):
     settings = REGISTRY[name].load()
     assert issubclass(settings, EnvSettings)
     assert set(settings.task_keys) <= set(settings.model_fields)

@@ -63,13 +63,13 @@ def spin():
 
 
 def wait_or_echo(what, path):
-    """Waits until another call has left its mark."""
+    """Waits until another call has written its file."""
     while what == "wait" and not os.path.exists(path):
         time.sleep(0.01)
     return what
 
 
-def ask(workers, *values, seconds=20):
+def call_worker(workers, *values, seconds=20):
     return asyncio.run(workers.call(*values, seconds=seconds))
 
 
@@ -86,29 +86,29 @@ def workers():
         each.close()
 
 
-def test_a_call_returns_from_any_loop_and_without_one(workers):
+def test_a_call_works_in_any_event_loop_and_without_one(workers):
     echoes = workers("echo")
-    assert ask(echoes, 1, "é\n", None) == [1, "é\n", None]
-    assert ask(echoes, [2]) == [[2]]
+    assert call_worker(echoes, 1, "é\n", None) == [1, "é\n", None]
+    assert call_worker(echoes, [2]) == [[2]]
     assert echoes.call_blocking("x" * 300_000, seconds=20) == ["x" * 300_000]
 
 
-def test_what_a_library_prints_is_no_answer(workers):
-    assert ask(workers("noisy"), 5) == 5
+def test_printed_text_is_not_a_result(workers):
+    assert call_worker(workers("noisy"), 5) == 5
 
 
-def test_a_call_does_not_reach_the_next(workers):
+def test_a_call_does_not_affect_the_next(workers):
     remembering = workers("remember")
-    assert ask(remembering, 1) == [1]
-    assert ask(remembering, 2) == [2]
+    assert call_worker(remembering, 1) == [1]
+    assert call_worker(remembering, 2) == [2]
 
 
-def test_texts_hash_the_same_in_every_worker(workers):
-    assert ask(workers("hash_of"), "oak") == ask(workers("hash_of"), "oak")
+def test_strings_hash_the_same_in_every_worker(workers):
+    assert call_worker(workers("hash_of"), "oak") == call_worker(workers("hash_of"), "oak")
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "seconds"),
+    ("name", "message", "seconds"),
     [
         ("spin", "over 0.2 s, or out of memory", 0.2),
         ("hang", "over 0.1 s, or out of memory", 0.1),
@@ -118,19 +118,19 @@ def test_texts_hash_the_same_in_every_worker(workers):
         ("leave", "SystemExit", 20),
     ],
 )
-def test_what_goes_wrong_is_told_and_the_next_call_works(workers, name, said, seconds):
+def test_an_error_is_reported_and_the_next_call_works(workers, name, message, seconds):
     broken = workers(name)
     arguments = ("no",) if name == "refuse" else ()
     for _ in range(2):
-        with pytest.raises(WorkerError, match=said):
-            ask(broken, *arguments, seconds=seconds)
+        with pytest.raises(WorkerError, match=message):
+            call_worker(broken, *arguments, seconds=seconds)
 
 
-def test_nobody_queues_behind_a_call_that_hangs(workers, tmp_path):
-    """More of them than there is room for calls: the last one is still answered while they hang."""
+def test_calls_do_not_queue_behind_hanging_ones(workers, tmp_path):
+    """More hanging calls than slots: the last call is still answered."""
     mark = tmp_path / "mark"
 
-    async def together():
+    async def call_all():
         one = workers("wait_or_echo", count=1)
         hanging = [asyncio.ensure_future(one.call("wait", str(mark), seconds=60)) for _ in range(2)]
         assert await one.call("echo", str(mark), seconds=60) == "echo"
@@ -138,16 +138,16 @@ def test_nobody_queues_behind_a_call_that_hangs(workers, tmp_path):
         mark.touch()
         return await asyncio.gather(*hanging)
 
-    assert asyncio.run(together()) == ["wait", "wait"]
+    assert asyncio.run(call_all()) == ["wait", "wait"]
 
 
-def test_a_worker_that_is_lost_is_replaced_and_the_call_made_again(workers):
+def test_a_lost_worker_is_replaced_and_the_call_retried(workers):
     echoes = workers("echo")
-    assert ask(echoes, 1) == [1]
+    assert call_worker(echoes, 1) == [1]
     (lost,) = echoes._running
     os.killpg(lost._child.pid, signal.SIGKILL)
     lost._child.wait()
-    assert ask(echoes, 2) == [2]
+    assert call_worker(echoes, 2) == [2]
 
 
 def judge(answer):
@@ -159,7 +159,7 @@ def judge(answer):
 @pytest.mark.parametrize(
     ("answer", "control", "found"), [("right", "fine", "right"), ("explodes", "fine", None)]
 )
-def test_an_answer_that_brings_the_grader_down_is_told_from_a_broken_grader(
+def test_an_answer_that_crashes_the_grader_is_distinguished_from_a_broken_grader(
     workers, answer, control, found
 ):
     judging = workers("judge")
@@ -168,12 +168,12 @@ def test_an_answer_that_brings_the_grader_down_is_told_from_a_broken_grader(
         asyncio.run(judging.call_with_control("explodes", control=("explodes",), seconds=20))
 
 
-def test_a_function_that_is_not_there_is_told(workers):
+def test_a_missing_function_is_reported(workers):
     with pytest.raises(WorkerError, match="has no attribute 'nothing'"):
-        ask(workers("nothing"))
+        call_worker(workers("nothing"))
 
 
-def test_calls_run_side_by_side_up_to_the_count(workers):
+def test_calls_run_concurrently_up_to_the_number_of_workers(workers):
     async def both():
         two = workers("echo", count=2)
         return await asyncio.gather(*(two.call(n, seconds=20) for n in range(6)))
@@ -186,12 +186,12 @@ def children():
     return {child for each in lists for child in each.split()}
 
 
-def test_a_process_that_takes_too_long_is_gone(workers):
+def test_a_process_that_times_out_is_killed(workers):
     spinning = workers("spin")
     with pytest.raises(WorkerError):
-        ask(spinning, seconds=0.2)
+        call_worker(spinning, seconds=0.2)
     (worker,) = spinning._running
-    for _ in range(6000):  # the pipe of a process ends a moment before it does
+    for _ in range(6000):  # the pipe closes a moment before the process ends
         if len(family(worker._child.pid)) <= 3:
             break
         time.sleep(0.01)
@@ -207,7 +207,7 @@ def family(pid):
     return pids
 
 
-def test_processes_end_with_their_workers():
+def test_processes_end_with_their_pool():
     before = children()
     workers = WorkerPool(f"{HERE}:echo")
     workers.call_blocking(1, seconds=20)
@@ -218,6 +218,6 @@ def test_processes_end_with_their_workers():
 
 
 @pytest.mark.skipif(not can_isolate(), reason="bubblewrap does not work here: apt-get install it")
-def test_a_jailed_worker_cannot_write(workers):
+def test_an_isolated_worker_cannot_write(workers):
     with pytest.raises(WorkerError, match="Read-only file system"):
-        ask(workers("write_outside"))
+        call_worker(workers("write_outside"))

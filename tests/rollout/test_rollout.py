@@ -42,7 +42,7 @@ from tests.model.networks import latent_config
 from tests.rollout.conversations import assert_each_token_trained_once
 from tests.rollout.engines import SPEC, Logged, RandomEngine, renderer, tokenizer
 
-ASK = Message(role="user", content="Go.")
+QUESTION = Message(role="user", content="Go.")
 
 
 class ChatTaskset:
@@ -55,7 +55,7 @@ class ChatTaskset:
 
     def task(self, index, split="train"):
         limits = Budget(turns=self.turns, seconds=60, output_bytes=1000)
-        return Task(id=f"talk/{index}", env="talk", messages=(ASK,), budget=limits)
+        return Task(id=f"talk/{index}", env="talk", messages=(QUESTION,), budget=limits)
 
     def make_env(self, task):
         return ChatEnv(task, self.breaks)
@@ -274,7 +274,7 @@ def test_the_remaining_context_bounds_a_reply_and_then_ends_the_rollout():
             )
 
     sizes = []
-    room = 150 + len(renderer().render_prompt([ASK], tools=SPEC, thinking=PRESERVED).token_ids)
+    room = 150 + len(renderer().render_prompt([QUESTION], tools=SPEC, thinking=PRESERVED).token_ids)
     (found,) = rollout(Rambling(), ChatTaskset(turns=50), context_length=room)
     assert all(prompt + count <= room for prompt, count in sizes)
     assert sizes[0][1] == 40 and sizes[-1][1] <= 40

@@ -35,7 +35,7 @@ from paddock.rollout.sglang_client import (
 )
 from paddock.text import Tokenizer, get_renderer, parse_completion
 from tests.serve.live import serving
-from tests.serve.memorized_model import ASK, COUNT, WEATHER
+from tests.serve.memorized_model import COUNT, QUESTION, WEATHER
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40)
 
@@ -57,7 +57,7 @@ def over_http(live, work):
     return asyncio.run(run())
 
 
-def prompt(live, message=ASK):
+def prompt(live, message=QUESTION):
     return live.renderer.render_prompt([message], tools=(WEATHER,), thinking=PRESERVED).token_ids
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes for tests, and what must not change on the machine by using them."""
+"""Helpers that run code in sandboxes, and the machine state that must not change."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ def missing(backend):
 
 
 def params(*backends):
-    """Backends as test parameters; one that this machine lacks is skipped with its remedy."""
+    """Backends as test parameters; a missing one is skipped with how to install it."""
     return [
         pytest.param(
             name, marks=pytest.mark.skipif(bool(missing(name)), reason=missing(name) or "")
@@ -40,7 +40,7 @@ BWRAP = params("bwrap")
 LATER = [BOTH[0], pytest.param("container", marks=[*BOTH[1].marks, pytest.mark.slow])]
 
 
-def in_box(work, *, backend="bwrap", limits=SMALL, base=(), **settings):
+def in_sandbox(work, *, backend="bwrap", limits=SMALL, base=(), **settings):
     """Run `work(box)` in a fresh sandbox and return what it returns."""
 
     async def run():
@@ -61,13 +61,13 @@ def execute(command, *, backend="bwrap", timeout_s=20.0, **settings):
     async def work(box):
         return await box.exec(command, timeout_s=timeout_s)
 
-    return in_box(work, backend=backend, **settings)
+    return in_sandbox(work, backend=backend, **settings)
 
 
 def machine():
-    """What a sandbox must leave as it was: mounts, our groups, our children, our descriptors. Other
+    """State a sandbox must leave unchanged: mounts, our cgroups, children and descriptors. Other
     tests run at the same time: what is not ours is not looked at, nor is an engine's own storage,
-    for which `in_box` asks the engine."""
+    for which `in_sandbox` asks the engine."""
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return {
         "mounts": [row for row in mounts if "/containers/" not in row],
@@ -78,7 +78,7 @@ def machine():
 
 
 def groups(owner):
-    """The control groups that a process has made. Others make and remove theirs meanwhile."""
+    """The control groups of a process. Other processes change theirs meanwhile."""
     found = []
     for folder, inner, _ in os.walk("/sys/fs/cgroup"):
         found += [f"{folder}/{name}" for name in inner if name.startswith(f"paddock-{owner}-")]
@@ -98,7 +98,7 @@ def children():
 
 
 def running(marker):
-    """The processes of the whole machine whose command line contains a word."""
+    """All processes of the machine whose command line contains `marker`."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -110,7 +110,7 @@ def running(marker):
 
 
 def eventually(true):
-    """Whether something becomes true while others take their time."""
+    """Whether `true()` becomes true before the timeout."""
     deadline = time.monotonic() + PATIENCE_S
     while not true() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Which sandboxes there are, kept ready, and none at all."""
+"""Sandbox backends: selection, pool, no isolation."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,14 @@ from paddock.sandbox import (
     container,
     open_sandbox,
 )
-from tests.sandbox.sandboxes import BWRAP, SMALL, groups, in_box, machine
+from tests.sandbox.sandboxes import BWRAP, SMALL, groups, in_sandbox, machine
 
 only_bwrap = pytest.mark.parametrize("backend", BWRAP)
 UNISOLATED = {"backend": "unisolated", "allow_unisolated": True}
 
 
 @only_bwrap
-def test_a_pool_gives_fresh_boxes_from_loop_to_loop(backend):
+def test_a_pool_gives_fresh_sandboxes_across_event_loops(backend):
     before = machine()
     pool = SandboxPool(SandboxSettings(backend=backend, limits=SMALL), warm=1)
 
@@ -60,7 +60,7 @@ asyncio.run(work())
 
 
 @only_bwrap
-def test_a_process_that_ends_with_warm_boxes_leaves_nothing(backend):
+def test_a_process_that_ends_with_warm_sandboxes_leaves_nothing(backend):
     root = Path(__file__).parents[2]
     maker = subprocess.Popen([sys.executable, "-c", LEAVES], cwd=root, stderr=subprocess.PIPE)
     _, complaints = maker.communicate()
@@ -69,7 +69,7 @@ def test_a_process_that_ends_with_warm_boxes_leaves_nothing(backend):
 
 
 @only_bwrap
-def test_sixty_episodes_leave_nothing_behind(backend):
+def test_sixty_rollouts_leave_nothing_behind(backend):
     before = machine()
 
     async def episodes():
@@ -89,13 +89,13 @@ def test_sixty_episodes_leave_nothing_behind(backend):
     assert machine() == before
 
 
-def test_without_a_sandbox_nothing_runs_unasked():
+def test_unisolated_execution_must_be_allowed_explicitly():
     with pytest.raises(SandboxError, match="allow_unisolated"):
         open_sandbox(SandboxSettings(backend="unisolated"))
 
 
 @pytest.mark.filterwarnings("ignore:code runs without a sandbox")
-def test_without_isolation_commands_run_in_a_folder_of_their_own(tmp_path):
+def test_without_isolation_commands_run_in_a_temporary_folder(tmp_path):
     before = machine()
     with pytest.warns(UserWarning, match="without a sandbox"):
         open_sandbox(SandboxSettings(**UNISOLATED))
@@ -108,7 +108,7 @@ def test_without_isolation_commands_run_in_a_folder_of_their_own(tmp_path):
         done = await box.exec("pwd; cat a/b; setsid sleep 444 & sleep 60", timeout_s=2.0)
         return box.workspace, done, await box.read("a/b")
 
-    workspace, done, data = in_box(work, **UNISOLATED)
+    workspace, done, data = in_sandbox(work, **UNISOLATED)
     assert done.timed_out
     assert done.stdout.startswith(workspace)
     assert data == b"x"
@@ -116,7 +116,7 @@ def test_without_isolation_commands_run_in_a_folder_of_their_own(tmp_path):
     assert machine()["children"] == before["children"]
 
 
-def test_a_machine_without_any_sandbox_says_how_to_get_one(monkeypatch):
+def test_a_machine_without_a_backend_gets_install_instructions(monkeypatch):
     monkeypatch.setattr(
         bubblewrap,
         "unavailable_reason",
@@ -131,7 +131,7 @@ def test_a_machine_without_any_sandbox_says_how_to_get_one(monkeypatch):
         assert word in str(refused.value)
 
 
-def test_bubblewrap_that_is_missing_is_named(monkeypatch):
+def test_missing_bubblewrap_is_named(monkeypatch):
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
     assert "apt-get install bubblewrap" in bubblewrap.unavailable_reason.__wrapped__()
 
@@ -174,7 +174,7 @@ asyncio.run(main())
 
 @only_bwrap
 @pytest.mark.skipif(os.geteuid() != 0, reason="these tests run as somebody without rights anyway")
-def test_somebody_without_any_rights_can_have_sandboxes_too(backend, tmp_path):
+def test_an_unprivileged_user_can_create_sandboxes(backend, tmp_path):
     nobody = {"user": 65534, "group": 65534, "extra_groups": []}
     root = Path(__file__).parents[2]
     env = {

@@ -1,5 +1,5 @@
-"""A tiny GLM-5-shaped model that has learned a few dialogues by heart, so that greedy replies
-really think, answer and call tools."""
+"""A tiny GLM-5-shaped model that has memorized a few dialogues, so that greedy replies contain
+reasoning, answers and tool calls."""
 
 from functools import cache
 from pathlib import Path
@@ -27,13 +27,13 @@ WEATHER = ToolSpec(
 KEEPS = ThinkingKwargs(clear_thinking=False)
 SILENT = ThinkingKwargs(clear_thinking=False, enable_thinking=False)
 
-ASK = Message(role="user", content="Weather in Oslo?")
+QUESTION = Message(role="user", content="Weather in Oslo?")
 CALL = ToolCall(id="call_0", name="get_weather", arguments={"city": "Oslo", "days": 2})
 CALLS = Message(
     role="assistant", reasoning="Need the tool.", content="Checking.", tool_calls=(CALL,)
 )
 RESULT = Message(role="tool", content='{"t": 12}', tool_call_id="call_0")
-TOLD = Message(role="assistant", reasoning="It is 12.", content="12 C in Oslo.")
+ANSWER = Message(role="assistant", reasoning="It is 12.", content="12 C in Oslo.")
 HELLO = Message(role="user", content="Say hello.")
 GREETS = Message(role="assistant", reasoning="A greeting.", content="Hello there, friend!")
 PLAIN = Message(role="assistant", content="Hello there, friend!")
@@ -43,18 +43,18 @@ COUNTS = Message(role="assistant", content="one two three four five six seven ei
 CONTEXT = 512
 
 
-def lessons(renderer: GlmRenderer) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
-    """Tokens, and which of them are learned."""
+def training_rows(renderer: GlmRenderer) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
+    """Token ids and loss masks of the dialogues."""
     tools = (WEATHER,)
-    required = renderer.render_prompt([ASK], tools=tools, thinking=SILENT).token_ids
+    required = renderer.render_prompt([QUESTION], tools=tools, thinking=SILENT).token_ids
     called = renderer.render_dialogue(
-        [ASK, Message(role="assistant", content="", tool_calls=(CALL,))],
+        [QUESTION, Message(role="assistant", content="", tool_calls=(CALL,))],
         tools=tools,
         thinking=SILENT,
     )
     every = [
-        renderer.render_last_reply([ASK, CALLS], tools=tools, thinking=KEEPS),
-        renderer.render_last_reply([ASK, CALLS, RESULT, TOLD], tools=tools, thinking=KEEPS),
+        renderer.render_last_reply([QUESTION, CALLS], tools=tools, thinking=KEEPS),
+        renderer.render_last_reply([QUESTION, CALLS, RESULT, ANSWER], tools=tools, thinking=KEEPS),
         renderer.render_last_reply([HELLO, GREETS], thinking=KEEPS),
         renderer.render_last_reply([HELLO, PLAIN], thinking=SILENT),
         renderer.render_last_reply([COUNT, COUNTS], thinking=SILENT),
@@ -66,15 +66,15 @@ def lessons(renderer: GlmRenderer) -> list[tuple[tuple[int, ...], tuple[bool, ..
 
 @cache
 def tokenizer() -> Tokenizer:
-    says = [ASK, CALLS, RESULT, TOLD, HELLO, GREETS, COUNT, COUNTS]
-    texts = [f"{m.content} {m.reasoning or ''}" for m in says]
-    prompt = glm_chat_template("5").render([ASK], tools=[WEATHER])
+    messages = [QUESTION, CALLS, RESULT, ANSWER, HELLO, GREETS, COUNT, COUNTS]
+    texts = [f"{m.content} {m.reasoning or ''}" for m in messages]
+    prompt = glm_chat_template("5").render([QUESTION], tools=[WEATHER])
     trained = train_tokenizer([*texts, prompt] * 3, vocab=1200, splitting="words")
     return with_chat_template(trained, "5")
 
 
-def schooled(folder: Path) -> Path:
-    """A checkpoint with tokenizer and template whose model knows the lessons."""
+def save_memorized_model(folder: Path) -> Path:
+    """Train and save the model with tokenizer and chat template; returns the folder."""
     words = tokenizer()
     config = latent_config(
         vocab=words.vocab_size,
@@ -87,21 +87,21 @@ def schooled(folder: Path) -> Path:
         init={"std": 0.05},
     )
     network = Transformer.from_config(config, seed=1)
-    _learn(network, lessons(GlmRenderer(words)), steps=220)
+    _train(network, training_rows(GlmRenderer(words)), steps=220)
     save_pretrained(network, folder)
     words.save(folder)
     return folder
 
 
-def _learn(
+def _train(
     network: Transformer, rows: list[tuple[tuple[int, ...], tuple[bool, ...]]], steps: int
 ) -> None:
     token_T = torch.tensor([token for ids, _ in rows for token in ids])
     learned_T = torch.tensor([flag for _, trained in rows for flag in trained])
     layout = AttentionMetadata.packed([len(ids) for ids, _ in rows])
     next_T = torch.cat((token_T[1:], token_T[:1]))
-    asked_T = torch.cat((learned_T[1:], learned_T[:1]))
-    ids_A = asked_T.nonzero().squeeze(1)
+    target_mask_T = torch.cat((learned_T[1:], learned_T[:1]))
+    ids_A = target_mask_T.nonzero().squeeze(1)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
     network.train()
@@ -115,4 +115,4 @@ def _learn(
         schedule.step()
         if loss.item() < 3e-3:
             break
-    assert loss.item() < 0.02, f"the school failed: loss {loss.item():.3f}"
+    assert loss.item() < 0.02, f"the model did not memorize the dialogues: loss {loss.item():.3f}"

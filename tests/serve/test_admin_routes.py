@@ -1,4 +1,4 @@
-"""Aborts, pauses, caches and versions, from outside and while requests run."""
+"""Admin routes: abort, pause, flush cache, weight version; and routing to replicas."""
 
 import threading
 import time
@@ -14,8 +14,8 @@ SLOW = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 150, "igno
 QUICK = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}}
 
 
-class Asking:
-    """A request being answered in a thread of its own."""
+class BackgroundRequest:
+    """A request running in its own thread."""
 
     def __init__(self, live, body):
         self.reply = None
@@ -37,46 +37,46 @@ def running(live, count=1):
     until(lambda: sum(e.stats().running for e in live.engines) >= count)
 
 
-def test_abort_by_name(live):
+def test_abort_by_request_id(live):
     with frozen_once_begun(live.engines[0]):
-        asking = Asking(live, SLOW | {"rid": "doomed"})
+        pending = BackgroundRequest(live, SLOW | {"rid": "doomed"})
         running(live)
         assert live.post("/abort_request", {"rid": "someone else"}).json()["aborted"] == 0
         assert live.post("/abort_request", {"rid": "doomed"}).json()["aborted"] == 1
-        meta = asking.done()["meta_info"]
+        meta = pending.done()["meta_info"]
     assert meta["finish_reason"]["type"] == "abort" and meta["completion_tokens"] < 150
 
 
-def test_a_request_that_is_aborted_before_it_was_read_has_no_scores(live):
+def test_a_request_aborted_before_prefill_has_no_logprobs(live):
     live.post("/pause_generation", {"mode": "in_place"})
     scored = SLOW | {"rid": "waits", "return_logprob": True, "logprob_start_len": 0}
-    asking = Asking(live, scored | {"top_logprobs_num": 1})
+    pending = BackgroundRequest(live, scored | {"top_logprobs_num": 1})
     until(lambda: "waits" in live.service.live)
     live.post("/abort_request", {"rid": "waits"})
-    meta = asking.done()["meta_info"]
+    meta = pending.done()["meta_info"]
     live.post("/continue_generation", {})
     assert meta["input_token_logprobs"] == [[None, 5, None], [None, 6, None], [None, 7, None]]
     assert meta["output_token_logprobs"] == [] and meta["input_top_logprobs"] == [None] * 3
 
 
-def test_abort_of_all_replies_to_one_request(live):
+def test_abort_ends_all_choices_of_a_request(live):
     body = SLOW | {"rid": "many", "sampling_params": SLOW["sampling_params"] | {"n": 3}}
     with frozen_once_begun(live.engines[0], 3):
-        asking = Asking(live, body)
+        pending = BackgroundRequest(live, body)
         running(live, 3)
         assert live.post("/abort_request", {"rid": "many"}).json()["aborted"] == 3
-    assert {r["meta_info"]["finish_reason"]["type"] for r in asking.done()} == {"abort"}
+    assert {r["meta_info"]["finish_reason"]["type"] for r in pending.done()} == {"abort"}
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_pause_and_continue(live, mode):
     (engine,) = live.engines
     with frozen_once_begun(engine):
-        asking = Asking(live, SLOW)
+        pending = BackgroundRequest(live, SLOW)
         running(live)
         assert live.post("/pause_generation", {"mode": mode}).json()["status"] == "ok"
         before = engine.stats().counters.generated_tokens
-        late = Asking(live, QUICK)
+        late = BackgroundRequest(live, QUICK)
         time.sleep(0.05)
         assert engine.stats().counters.generated_tokens == before
         assert live.get("/health_generate").status_code == 200
@@ -84,50 +84,50 @@ def test_pause_and_continue(live, mode):
             assert live.get("/flush_cache").status_code == 400
         assert live.post("/continue_generation", {}).json()["status"] == "ok"
     assert late.done()["meta_info"]["completion_tokens"] == 2
-    meta = asking.done()["meta_info"]
+    meta = pending.done()["meta_info"]
     assert meta["finish_reason"]["type"] == ("abort" if mode == "abort" else "length")
     assert meta["num_retractions"] == (mode == "retract")
 
 
-def test_a_strange_mode_is_refused(live):
+def test_an_unknown_pause_mode_is_rejected(live):
     assert live.post("/pause_generation", {"mode": "gently"}).status_code == 400
     assert not live.engines[0].stats().paused
 
 
-def test_the_cache_is_flushed_once_nothing_uses_it(live):
+def test_the_cache_is_flushed_only_when_idle(live):
     long = {"input_ids": list(range(20, 60)), "sampling_params": {"max_new_tokens": 1}}
     live.post("/generate", long)
     assert live.post("/generate", long).json()["meta_info"]["cached_tokens"] == 32
     with frozen_once_begun(live.engines[0]):
-        asking = Asking(live, SLOW)
+        pending = BackgroundRequest(live, SLOW)
         running(live)
         busy = live.get("/flush_cache")
         assert busy.status_code == 400 and not busy.json()["success"]
         live.post("/abort_request", {"abort_all": True})
     assert live.post("/flush_cache?timeout=10", {}).json()["success"]
-    asking.done()
+    pending.done()
     assert live.post("/generate", long).json()["meta_info"]["cached_tokens"] == 0
     assert live.get("/flush_cache?timeout=soon").status_code == 400
 
 
-def test_a_version_can_be_given_a_number(folder):
+def test_the_weight_version_can_be_set(folder):
     with serving(folder) as live:
-        asking = Asking(live, SLOW)
+        pending = BackgroundRequest(live, SLOW)
         running(live)
         body = {"new_version": "7", "abort_all_requests": False}
         assert live.post("/update_weight_version", body).json()["success"]
         assert live.get("/get_weight_version").json() == {"weight_version": "7"}
-        meta = asking.done()["meta_info"]
+        meta = pending.done()["meta_info"]
         (first, old), (second, new) = meta["weight_versions"]
         assert (first, old, new) == (0, "0", "7") and 0 < second < 150
         assert meta["weight_version"] == "7"
-        # Trainers may call versions what they like.
+        # Trainers may use any string as a version.
         assert live.post("/update_weight_version", {"new_version": "step-9"}).json()["success"]
         assert live.get("/get_weight_version").json() == {"weight_version": "step-9"}
         assert live.post("/generate", QUICK).json()["meta_info"]["weight_version"] == "step-9"
 
 
-def test_without_a_way_to_change_weights_the_routes_say_so(live):
+def test_weight_routes_without_an_updater_are_an_error(live):
     found = live.post("/update_weights_from_disk", {"model_path": "x"})
     assert found.status_code == 400 and "weights" in found.json()["error"]["message"]
 
@@ -159,7 +159,7 @@ def rank(live, body, **headers):
     return live.post("/generate", QUICK | body, headers=headers).json()["meta_info"]["dp_rank"]
 
 
-def test_a_session_stays_where_it_is_however_it_is_named(pair):
+def test_a_session_keeps_its_replica_with_every_session_header(pair):
     for name in ("a", "b", "c", "d", "e"):
         favourite = rendezvous_order(name, 2)[0]
         assert rank(pair, {"session_id": name}) == favourite
@@ -173,37 +173,39 @@ def test_a_session_stays_where_it_is_however_it_is_named(pair):
     assert {rendezvous_order(name, 2)[0] for name in "abcde"} == {0, 1}
 
 
-def test_a_rank_that_is_asked_for_wins(pair):
+def test_a_requested_rank_overrides_the_session(pair):
     for wanted in (0, 1):
         assert rank(pair, {"routed_dp_rank": wanted, "session_id": "a"}) == wanted
         assert rank(pair, {"data_parallel_rank": wanted}) == wanted
 
 
-def test_requests_without_a_session_take_turns(pair):
+def test_requests_without_a_session_are_round_robin(pair):
     assert {rank(pair, {}) for _ in range(4)} == {0, 1}
 
 
-def test_a_replica_that_is_too_busy_is_passed_over(pair):
+def test_an_overloaded_replica_is_skipped(pair):
     favourite = rendezvous_order("hot", 2)[0]
-    asking = [Asking(pair, SLOW | {"routed_dp_rank": favourite}) for _ in range(3)]
+    pending = [BackgroundRequest(pair, SLOW | {"routed_dp_rank": favourite}) for _ in range(3)]
     running(pair, 2)
     assert rank(pair, {"session_id": "hot"}) == 1 - favourite
-    for each in asking:
+    for each in pending:
         each.done()
     assert rank(pair, {"session_id": "hot"}) == favourite
 
 
-def test_more_requests_than_may_wait_are_told_to_come_back(folder):
+def test_requests_beyond_the_queue_limit_get_503(folder):
     with serving(folder, engine={"max_running_requests": 1, "max_queued_requests": 1}) as live:
-        asking = Asking(live, SLOW | {"sampling_params": SLOW["sampling_params"] | {"n": 2}})
+        pending = BackgroundRequest(
+            live, SLOW | {"sampling_params": SLOW["sampling_params"] | {"n": 2}}
+        )
         running(live)
         found = live.post("/v1/completions", {"prompt": "x"})
         assert found.status_code == 503
         assert found.json()["error"]["code"] == "overloaded"
-        asking.done()
+        pending.done()
 
 
-def test_every_replica_is_told_of_a_pause(pair):
+def test_a_pause_applies_to_every_replica(pair):
     pair.post("/pause_generation", {})
     assert all(engine.stats().paused for engine in pair.engines)
     pair.post("/continue_generation", {})
@@ -211,7 +213,7 @@ def test_every_replica_is_told_of_a_pause(pair):
     assert [load["dp_rank"] for load in pair.get("/v1/loads").json()] == [0, 1]
 
 
-def test_a_broken_engine_is_unhealthy_and_says_so(folder):
+def test_a_failed_engine_is_unhealthy(folder):
     with serving(folder) as live:
         (engine,) = live.engines
 
@@ -234,7 +236,7 @@ BREAKING = {
 
 
 @pytest.mark.parametrize("path", BREAKING)
-def test_a_stream_that_breaks_says_so_in_band(folder, path):
+def test_a_failing_stream_ends_with_an_error_event(folder, path):
     steps = []
 
     def breaks(module, given):

@@ -43,7 +43,7 @@ def page(browser, live):
     found.goto(live.url)
     found.fill("#temperature", "0")
     yield found
-    # The browser itself reports refused requests, which one test is about.
+    # The browser reports rejected requests itself, and one test provokes them.
     assert [c for c in complaints if "Failed to load resource" not in c] == []
     found.close()
 
@@ -56,12 +56,12 @@ def say(page, text):
 
 
 def shot(page, name):
-    """Kept where somebody asks for it, to be looked at."""
+    """Save a screenshot if a folder for them is set."""
     if "PADDOCK_SHOTS" in os.environ:
         page.screenshot(path=f"{os.environ['PADDOCK_SHOTS']}/{name}.png")
 
 
-def test_a_reply_with_folded_thoughts_and_probabilities(page):
+def test_a_reply_with_folded_reasoning_and_probabilities(page):
     page.wait_for_selector("#model >> text=tiny, context 512 tokens")
     say(page, "Say hello.")
     assert page.inner_text(".assistant > .text") == "Hello there, friend!"
@@ -101,7 +101,7 @@ def test_a_reply_can_be_stopped_and_the_chat_started_over(page, live, monkeypatc
     run = runner.execute_step
 
     def slowly(*step):
-        time.sleep(0.03)  # or the reply may be over before a busy browser has clicked
+        time.sleep(0.03)  # otherwise the reply may end before a busy browser clicks
         return run(*step)
 
     monkeypatch.setattr(runner, "execute_step", slowly)

@@ -1,4 +1,4 @@
-"""Programs of others that talk to a server like this one: lm-eval and sglang-router."""
+"""External programs against our server: lm-eval and sglang-router."""
 
 import json
 import os
@@ -68,9 +68,9 @@ print("FOUND" + json.dumps(shown))
 
 
 @pytest.mark.slow
-def test_lm_eval_measures_what_the_network_says(live, tmp_path):
-    """Its log-likelihoods, through our completions and our tokenizer routes, are those of a forward
-    pass; so is what it calls greedy."""
+def test_lm_eval_log_likelihoods_equal_a_forward_pass(live, tmp_path):
+    """Log-likelihoods through the completions and tokenizer routes are those of a forward pass; so
+    is the greedy flag."""
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, ROWS)))
     for name, kind, target, more in [
@@ -124,7 +124,7 @@ def free_port():
 
 
 def test_the_stock_router_in_front_of_two_servers(folder, tmp_path):
-    """sglang-router registers both, passes /generate through unchanged, and sends a prefix where it
+    """sglang-router registers both, forwards /generate unchanged, and routes a prefix to where it
     was seen before."""
     with serving(folder) as one, serving(folder) as two:
         port = free_port()
@@ -136,14 +136,14 @@ def test_the_stock_router_in_front_of_two_servers(folder, tmp_path):
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_for(lambda: len(_workers(url)) == 2, router, tmp_path / "router.log")
-            ask = {
+            body = {
                 "input_ids": list(range(40, 90)),
                 "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True},
                 "return_logprob": True,
             }
-            direct = one.post("/generate", ask | {"cache_salt": "apart"}).json()
-            first = httpx.post(url + "/generate", json=ask, timeout=PATIENCE_S).json()
-            again = httpx.post(url + "/generate", json=ask, timeout=PATIENCE_S).json()
+            direct = one.post("/generate", body | {"cache_salt": "apart"}).json()
+            first = httpx.post(url + "/generate", json=body, timeout=PATIENCE_S).json()
+            again = httpx.post(url + "/generate", json=body, timeout=PATIENCE_S).json()
             assert first["output_ids"] == again["output_ids"] == direct["output_ids"]
             logprobs = [entry[0] for entry in first["meta_info"]["output_token_logprobs"]]
             expected = [entry[0] for entry in direct["meta_info"]["output_token_logprobs"]]

@@ -1,4 +1,4 @@
-"""The openai client: completions, responses and grammars, against a real server."""
+"""Completions, responses and grammars of the openai client against a real server."""
 
 import json
 
@@ -21,12 +21,12 @@ def client(live):
         yield found
 
 
-def test_an_overflow_is_told_with_its_numbers(client):
+def test_exceeding_the_context_is_an_error_with_the_numbers(client):
     ids = [5] * (CONTEXT + 10)
-    with pytest.raises(openai.BadRequestError) as told:
+    with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="m", prompt=ids, max_tokens=1)
-    assert f"{CONTEXT + 10} tokens" in str(told.value) and str(CONTEXT) in str(told.value)
-    assert told.value.code == "context_length_exceeded"
+    assert f"{CONTEXT + 10} tokens" in str(caught.value) and str(CONTEXT) in str(caught.value)
+    assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match=str(CONTEXT + 100)):
         client.completions.create(model="m", prompt=ids[:100], max_tokens=CONTEXT)
 
@@ -44,13 +44,13 @@ def test_completions_take_text_and_ids(client, live):
     assert both.usage.prompt_tokens == 2 * len(ids)
 
 
-def test_a_prompt_that_is_only_scored_is_answered_with_nothing(client):
-    asked = {"model": "m", "prompt": "one two", "echo": True, "logprobs": 1, "max_tokens": 0}
-    whole = client.completions.create(**asked)
+def test_scoring_a_prompt_returns_an_empty_completion(client):
+    params = {"model": "m", "prompt": "one two", "echo": True, "logprobs": 1, "max_tokens": 0}
+    whole = client.completions.create(**params)
     assert whole.choices[0].text == "one two"
     assert whole.usage.completion_tokens == 0 and whole.usage.total_tokens == 2
     parts = list(
-        client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        client.completions.create(**params, stream=True, stream_options={"include_usage": True})
     )
     assert "".join(part.choices[0].text for part in parts[:-1]) == "one two"
     assert parts[-2].choices[0].finish_reason == "length"
@@ -80,11 +80,11 @@ def test_completions_echo_with_logprobs(client, live):
 
 
 @pytest.mark.parametrize("length", [0, 3])
-def test_a_streamed_echo_has_the_scores_of_its_prompt(client, length):
-    asked = {"model": "m", "prompt": "one two three", "echo": True, "logprobs": 1}
-    asked |= {"max_tokens": length, "temperature": 0}
-    whole = client.completions.create(**asked).choices[0]
-    parts = [part.choices[0] for part in client.completions.create(**asked, stream=True)]
+def test_a_streamed_echo_has_prompt_logprobs(client, length):
+    params = {"model": "m", "prompt": "one two three", "echo": True, "logprobs": 1}
+    params |= {"max_tokens": length, "temperature": 0}
+    whole = client.completions.create(**params).choices[0]
+    parts = [part.choices[0] for part in client.completions.create(**params, stream=True)]
     assert "".join(part.text for part in parts) == whole.text
     for name in ("tokens", "token_logprobs", "text_offset"):
         streamed = [each for part in parts for each in getattr(part.logprobs, name)]
@@ -93,12 +93,12 @@ def test_a_streamed_echo_has_the_scores_of_its_prompt(client, length):
 
 
 def test_completions_stream(client):
-    ask = {"model": "m", "prompt": "one two", "max_tokens": 6, "temperature": 0}
+    params = {"model": "m", "prompt": "one two", "max_tokens": 6, "temperature": 0}
     chunks = list(
-        client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+        client.completions.create(**params, stream=True, stream_options={"include_usage": True})
     )
     text = "".join(c.text for chunk in chunks for c in chunk.choices)
-    assert text == client.completions.create(**ask).choices[0].text
+    assert text == client.completions.create(**params).choices[0].text
     assert chunks[-1].usage.completion_tokens <= 6
 
 
@@ -110,14 +110,14 @@ def test_responses(client):
     assert done.usage.output_tokens_details.reasoning_tokens == 3
 
 
-def test_a_response_cut_in_its_thoughts_has_no_message(client):
-    """An empty one would be parsed, and fail, in place of none."""
+def test_a_response_truncated_in_reasoning_has_no_message(client):
+    """An empty message would be parsed by the client, and fail."""
 
     class Reply(BaseModel):
         text: str
 
-    said = {"model": "m", "input": "Say hello.", "max_output_tokens": 2, "temperature": 0}
-    cut = client.responses.parse(**said, text_format=Reply)
+    params = {"model": "m", "input": "Say hello.", "max_output_tokens": 2, "temperature": 0}
+    cut = client.responses.parse(**params, text_format=Reply)
     assert (cut.status, cut.output_parsed) == ("incomplete", None)
     assert [item.type for item in cut.output] == ["reasoning"]
 
@@ -125,10 +125,10 @@ def test_a_response_cut_in_its_thoughts_has_no_message(client):
 RESPONSE_TOOLS = [{"type": "function", **TOOLS[0]["function"]}, {"type": "web_search"}]
 
 
-def test_counted_input_tokens_are_those_that_are_used(client):
-    said = {"model": "m", "input": "Weather in Oslo?", "instructions": "Be brief."}
-    first = client.responses.create(**said, tools=RESPONSE_TOOLS, max_output_tokens=1)
-    counted = client.responses.input_tokens.count(**said, tools=RESPONSE_TOOLS)
+def test_counted_input_tokens_equal_the_usage(client):
+    params = {"model": "m", "input": "Weather in Oslo?", "instructions": "Be brief."}
+    first = client.responses.create(**params, tools=RESPONSE_TOOLS, max_output_tokens=1)
+    counted = client.responses.input_tokens.count(**params, tools=RESPONSE_TOOLS)
     assert counted.input_tokens == first.usage.input_tokens
     gone_on = {"model": "m", "input": "Why?", "previous_response_id": first.id}
     second = client.responses.create(**gone_on, max_output_tokens=1)
@@ -136,7 +136,7 @@ def test_counted_input_tokens_are_those_that_are_used(client):
     assert counted.input_tokens == second.usage.input_tokens
 
 
-def test_responses_with_tools_go_round(client):
+def test_a_tool_round_trip_with_responses(client):
     first = client.responses.create(
         model="m", input="Weather in Oslo?", tools=RESPONSE_TOOLS, temperature=0, store=False
     )
@@ -153,7 +153,7 @@ def test_responses_with_tools_go_round(client):
     assert second.usage.input_tokens_details.cached_tokens >= 80
 
 
-def test_responses_stream_through_the_accumulator(client):
+def test_responses_stream_through_the_helper_of_the_client(client):
     with client.responses.stream(
         model="m", input="Weather in Oslo?", tools=RESPONSE_TOOLS[:1], temperature=0
     ) as stream:
@@ -171,35 +171,35 @@ def test_responses_stream_through_the_accumulator(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses_go_on_from_a_previous_one(client, stream):
-    asked = {"model": "m", "tools": RESPONSE_TOOLS[:1], "temperature": 0}
+def test_a_response_can_continue_a_previous_one(client, stream):
+    params = {"model": "m", "tools": RESPONSE_TOOLS[:1], "temperature": 0}
     if stream:
-        with client.responses.stream(input="Weather in Oslo?", **asked) as events:
+        with client.responses.stream(input="Weather in Oslo?", **params) as events:
             first = events.get_final_response()
     else:
-        first = client.responses.create(input="Weather in Oslo?", **asked)
+        first = client.responses.create(input="Weather in Oslo?", **params)
     assert first.store and first.previous_response_id is None
     call = first.output[-1]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"t": 12}'}
-    second = client.responses.create(input=[result], previous_response_id=first.id, **asked)
+    second = client.responses.create(input=[result], previous_response_id=first.id, **params)
     assert second.output_text == "12 C in Oslo."
     assert second.previous_response_id == first.id
     assert second.usage.input_tokens_details.cached_tokens >= 80
     assert client.responses.retrieve(second.id).output_text == "12 C in Oslo."
-    # One may go on from the first again, and instructions hold for one response only.
+    # The first response can be continued again, and instructions apply to one response only.
     again = client.responses.create(
-        input=[result], instructions="Be brief.", previous_response_id=first.id, **asked
+        input=[result], instructions="Be brief.", previous_response_id=first.id, **params
     )
     assert again.usage.input_tokens > second.usage.input_tokens
-    third = client.responses.create(input="Say hello.", previous_response_id=again.id, **asked)
+    third = client.responses.create(input="Say hello.", previous_response_id=again.id, **params)
     past, more = ([i.model_dump(exclude_none=True) for i in r.output] for r in (first, again))
     oslo, hello = ({"role": "user", "content": x} for x in ("Weather in Oslo?", "Say hello."))
-    whole = client.responses.create(input=[oslo, *past, result, *more, hello], **asked)
+    whole = client.responses.create(input=[oslo, *past, result, *more, hello], **params)
     assert third.usage.input_tokens == whole.usage.input_tokens
     assert third.output_text == whole.output_text
 
 
-def test_responses_that_are_not_kept_cannot_be_gone_on_from(client):
+def test_responses_that_are_not_stored_cannot_be_continued(client):
     unstored = client.responses.create(model="m", input="Say hello.", store=False, temperature=0)
     deleted = client.responses.create(model="m", input="Say hello.", temperature=0)
     assert not unstored.store
@@ -212,7 +212,7 @@ def test_responses_that_are_not_kept_cannot_be_gone_on_from(client):
             client.responses.retrieve(name)
 
 
-def test_a_server_that_keeps_no_responses_says_so(folder):
+def test_a_server_that_stores_no_responses_reports_it(folder):
     with serving(folder, max_stored_responses=0) as live:
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
         done = client.responses.create(model="m", input="Say hello.", temperature=0)
@@ -234,11 +234,11 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_a_reply_in_the_form_of_a_schema(client, thinks):
+def test_a_reply_follows_a_json_schema(client, thinks):
     pytest.importorskip("xgrammar")
     jsonschema = pytest.importorskip("jsonschema_rs")
     form = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
-    # So small a model would write blanks for ever, which JSON allows.
+    # A model this small would generate endless whitespace, which JSON allows.
     more = {"response_format": form, "temperature": 0, "max_tokens": 100, "frequency_penalty": 2}
     body = {} if thinks else OFF
     chat = client.chat.completions.create(model="m", messages=HELLO, extra_body=body, **more)
@@ -252,7 +252,7 @@ def test_a_reply_in_the_form_of_a_schema(client, thinks):
     jsonschema.validate(words, json.loads(done.output_text))
 
 
-def test_what_is_no_schema_is_refused(client):
+def test_an_invalid_schema_is_rejected(client):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wish"}}}
     with pytest.raises(openai.BadRequestError, match="grammar"):
         client.chat.completions.create(model="m", messages=HELLO, response_format=form)

@@ -1,4 +1,4 @@
-"""What a request may be long in, and what it may not have repeated to it without end."""
+"""Limits of requests: text length, model names, request ids, lists and error messages."""
 
 import pytest
 
@@ -7,7 +7,7 @@ LONG = "one two three four five six seven eight nine ten " * 40_000  # 2 MB
 
 @pytest.fixture
 def encoded(live, monkeypatch):
-    """How many characters the tokenizer has been given."""
+    """Counts the characters given to the tokenizer."""
     count, encode = [0], live.tokenizer.encode
 
     def counted(text, *, specials):
@@ -38,7 +38,7 @@ def user(content):
         ("/v1/chat/completions", {"messages": user("x") * 20_000}),
     ],
 )
-def test_text_that_is_far_too_long_is_refused_before_it_is_tokenized(live, encoded, path, body):
+def test_far_too_long_text_is_rejected_before_tokenization(live, encoded, path, body):
     found = live.post(path, body)
     assert found.status_code == 400, found.text[:300]
     assert "prompt is too long: at least" in found.json()["error"]["message"]
@@ -71,14 +71,14 @@ def test_a_model_that_is_not_served_is_not_found(live, path, body):
         assert live.post(path, body | {"model": name}).status_code == 200
 
 
-def test_openai_clients_read_why_a_model_is_not_found(live):
+def test_the_error_for_an_unknown_model_is_readable_by_openai_clients(live):
     error = live.post(MODELS[0][0], MODELS[0][1] | {"model": "x" * 10_000}).json()["error"]
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert len(error["message"]) < 200
 
 
-def test_sglangs_own_route_takes_any_model(live):
-    """As SGLang does: routers put there what they like."""
+def test_generate_accepts_any_model_name(live):
+    """As in SGLang: routers send arbitrary values."""
     body = {"input_ids": [5], "model": "gpt-9", "sampling_params": {"max_new_tokens": 1}}
     assert live.post("/generate", body).status_code == 200
 
@@ -103,7 +103,7 @@ FORGED = "a\n12:00:00 INFO b replica=0 prompt=1"
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 1}}),
     ],
 )
-def test_a_request_id_cannot_forge_lines_of_the_log(live, path, body, rid, caplog):
+def test_a_request_id_cannot_forge_log_lines(live, path, body, rid, caplog):
     key = "request_id" if path.startswith("/inference") else "rid"
     with caplog.at_level("INFO", "paddock"):
         found = live.post(path, body | {key: rid})
@@ -129,9 +129,9 @@ def test_a_request_id_cannot_forge_lines_of_the_log(live, path, body, rid, caplo
         ("/v1/responses", {"text": {"x": LONG}}),
     ],
 )
-def test_lists_and_what_is_repeated_are_bounded(live, path, body):
-    asked = {"input_ids": [5], "messages": HELLO, "input": "x"}
-    found = live.post(path, asked | body)
+def test_lists_and_repetitions_are_bounded(live, path, body):
+    prompt_fields = {"input_ids": [5], "messages": HELLO, "input": "x"}
+    found = live.post(path, prompt_fields | body)
     assert found.status_code == 400
     assert len(found.content) < 2000
 
@@ -149,5 +149,5 @@ def test_lists_and_what_is_repeated_are_bounded(live, path, body):
         ("/get_weights_by_name", {"name": LONG}),
     ],
 )
-def test_an_error_does_not_repeat_all_that_was_sent(live, path, body):
+def test_an_error_does_not_echo_the_whole_input(live, path, body):
     assert len(live.post(path, body).content) < 2000

@@ -1,4 +1,4 @@
-"""What every route has in common: bad bytes, keys, size, methods, health, control, numbers."""
+"""All routes: invalid bodies, API keys, size limits, methods, info and metrics."""
 
 import httpx
 import pytest
@@ -25,30 +25,30 @@ DEEP = b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}"
     [b"", b"{", b'{"a": \xff\xfe}', b'{"a": NaN}', b'{"a": 1e999}', b"[]", b"null", b'"x"', DEEP],
     ids=["empty", "cut", "not utf-8", "nan", "inf", "list", "null", "text", "deep"],
 )
-def test_bad_bytes_are_a_bad_request_in_every_dialect(live, path, data):
+def test_an_invalid_body_gets_400_in_every_api(live, path, data):
     found = live.http.post(path, content=data)
     assert found.status_code == 400, found.text
-    said = found.json()
-    assert said["error"]["message"]
-    assert ("type" in said) == path.startswith("/v1/messages")
+    answer = found.json()
+    assert answer["error"]["message"]
+    assert ("type" in answer) == path.startswith("/v1/messages")
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
-def test_a_cut_surrogate_pair_is_mended(live, path):
+def test_a_lone_surrogate_is_replaced(live, path):
     text = b'"half \\ud83d a pair"'
     data = b'{"text": ' + text + b', "messages": [{"role": "user", "content": ' + text + b"}]"
     data += b', "max_tokens": 2, "sampling_params": {"max_new_tokens": 2}}'
     assert live.http.post(path, content=data).status_code == 200
 
 
-def test_nothing_and_wrong_methods_are_told_in_the_dialect(live):
+def test_unknown_routes_and_methods_get_an_error_in_the_shape_of_the_api(live):
     assert live.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
     assert live.get("/v1/messages/nothing").json()["type"] == "error"
     assert live.get("/v1/messages").status_code == 405
     assert live.get("/generate").json()["error"]["code"] == 405
 
 
-def test_long_bodies_are_refused(folder):
+def test_too_large_bodies_are_rejected(folder):
     with serving(folder, max_body_bytes=1000) as live:
         long = {"text": "x" * 2000}
         assert live.post("/generate", long).status_code == 413
@@ -57,14 +57,14 @@ def test_long_bodies_are_refused(folder):
             for _ in range(20):
                 yield b"x" * 100
 
-        found = httpx.post(live.url + "/v1/messages", content=pieces())  # no length is announced
+        found = httpx.post(live.url + "/v1/messages", content=pieces())  # without Content-Length
         assert (found.status_code, found.json()["error"]["type"]) == (413, "request_too_large")
 
 
 # --- keys -----------------------------------------------------------------------------------------
 
 
-def test_keys_open_what_they_should(folder):
+def test_keys_authorize_their_routes(folder):
     with serving(folder, keys=ApiKeys(api="open", admin="sesame")) as live:
         hello = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 1}
         for headers, status in [
@@ -89,32 +89,32 @@ def test_keys_open_what_they_should(folder):
         assert live.post("/flush_cache", {}, headers=admin).status_code == 200
 
 
-def objection(bind, keys, path, method="POST", **headers):
+def auth_error(bind, keys, path, method="POST", **headers):
     guard = AuthMiddleware(None, keys, ServeSettings(host=bind))
     return guard.find_error(method, path, Headers({"host": "127.0.0.1:8000"} | headers))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.3", "::", "gpu-node"])
-def test_control_routes_are_never_open_to_the_public(host):
+def test_admin_routes_on_a_public_address_need_the_admin_key(host):
     for keys in (ApiKeys(), ApiKeys(api="open")):
         for path in (*ADMIN_PATHS, "/pause_generation/"):
-            found = objection(host, keys, path, authorization="Bearer open")
+            found = auth_error(host, keys, path, authorization="Bearer open")
             assert found.status == 403, path
-    assert objection(host, ApiKeys(), "/generate") is None
-    assert objection(host, ApiKeys(admin="s"), "/flush_cache").status == 401
-    assert objection(host, ApiKeys(admin="s"), "/flush_cache", authorization="Bearer s") is None
+    assert auth_error(host, ApiKeys(), "/generate") is None
+    assert auth_error(host, ApiKeys(admin="s"), "/flush_cache").status == 401
+    assert auth_error(host, ApiKeys(admin="s"), "/flush_cache", authorization="Bearer s") is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_on_loopback_control_routes_need_no_key(host):
-    assert objection(host, ApiKeys(), "/flush_cache") is None
-    assert objection(host, ApiKeys(api="a"), "/flush_cache").status == 401
+def test_admin_routes_on_loopback_need_no_key(host):
+    assert auth_error(host, ApiKeys(), "/flush_cache") is None
+    assert auth_error(host, ApiKeys(api="a"), "/flush_cache").status == 401
 
 
-# --- facts ----------------------------------------------------------------------------------------
+# --- info -----------------------------------------------------------------------------------------
 
 
-def test_facts_that_routers_and_trainers_ask_for(live):
+def test_info_routes_for_routers_and_trainers(live):
     info = live.get("/model_info").json()
     assert info["is_generation"] and info["weight_version"] == "0"
     assert info == live.get("/get_model_info").json()
@@ -126,7 +126,7 @@ def test_facts_that_routers_and_trainers_ask_for(live):
     assert live.get("/health_generate").status_code == 200
 
 
-def test_metrics_count_what_happened(live):
+def test_metrics_count_requests_and_tokens(live):
     def read():
         text = live.get("/metrics").text
         return {
@@ -164,18 +164,18 @@ def test_metrics_count_what_happened(live):
     )} <= set(after)  # fmt: skip
 
 
-def test_a_prefix_of_the_names_can_be_chosen(folder):
+def test_the_metrics_prefix_is_configurable(folder):
     with serving(folder, metrics_prefix="vllm:") as live:
         assert "vllm:num_running_reqs" in live.get("/metrics").text
 
 
-def test_the_tokenizer_answers(live):
+def test_tokenizer_routes(live):
     text = "one two three <think> \U0001f600"
-    said = live.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
-    assert said["tokens"] == live.tokenizer.encode(text, specials=True)
-    assert said["count"] == len(said["tokens"]) == len(said["token_strs"])
-    back = live.post("/detokenize", {"tokens": said["tokens"]}).json()
-    assert back["prompt"] == live.tokenizer.decode(said["tokens"])
+    answer = live.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert answer["tokens"] == live.tokenizer.encode(text, specials=True)
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    back = live.post("/detokenize", {"tokens": answer["tokens"]}).json()
+    assert back["prompt"] == live.tokenizer.decode(answer["tokens"])
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     shown = live.post("/apply-template", chat).json()["prompt"]
     assert shown == "[gMASK]<sop><|user|>Hi<|assistant|><think>"
@@ -189,7 +189,7 @@ def test_the_tokenizer_answers(live):
         assert live.post("/detokenize", wrong).status_code == 400
 
 
-def test_a_model_without_a_template_still_completes(folder):
+def test_a_model_without_a_chat_template_serves_completions(folder):
     tokenizer = Tokenizer.load(folder)
     with Engine(
         load_pretrained(folder), tokenizer, EngineSettings(kv_cache_bytes=1 << 22)

@@ -1,4 +1,4 @@
-"""SGLang's /generate, and vLLM's words for the same."""
+"""SGLang's /generate and vLLM's equivalent."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ def generate(live, **body):
 
 
 def logprobs(live, ids, temperature=1.0):
-    """Of each token but the first, by a forward pass of the network itself."""
+    """Logprobs of each token but the first, by a forward pass of the network."""
     network = live.engines[0].run_between_steps(lambda n: n).result()
     with torch.no_grad():
         logp = (network.logits(ids) / temperature).log_softmax(-1)
@@ -29,7 +29,7 @@ def logprobs(live, ids, temperature=1.0):
 
 
 def test_the_payload_of_a_trainer(live):
-    """slime's: ids, sampling_params, return_logprob. It reads output_token_logprobs and finish."""
+    """As slime: ids, sampling_params, return_logprob; it reads output_token_logprobs and finish."""
     done = generate(
         live,
         input_ids=IDS,
@@ -98,7 +98,7 @@ def events(response):
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-ASK = {
+REQUEST = {
     "input_ids": IDS,
     "sampling_params": {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True},
     "return_logprob": True,
@@ -108,27 +108,27 @@ ASK = {
 
 
 def test_a_stream_is_cumulative(live):
-    whole = generate(live, **ASK)
-    said = events(live.post("/generate", ASK | {"stream": True}))
-    assert [len(e["output_ids"]) for e in said] == [1, 2, 3, 4, 5, 6]
-    assert all(e["meta_info"]["finish_reason"] is None for e in said[:-1])
-    assert said[-1]["output_ids"] == whole["output_ids"] and said[-1]["text"] == whole["text"]
-    assert all(b["text"].startswith(a["text"]) for a, b in pairwise(said))
+    whole = generate(live, **REQUEST)
+    chunks = events(live.post("/generate", REQUEST | {"stream": True}))
+    assert [len(e["output_ids"]) for e in chunks] == [1, 2, 3, 4, 5, 6]
+    assert all(e["meta_info"]["finish_reason"] is None for e in chunks[:-1])
+    assert chunks[-1]["output_ids"] == whole["output_ids"] and chunks[-1]["text"] == whole["text"]
+    assert all(b["text"].startswith(a["text"]) for a, b in pairwise(chunks))
     for name in ("output_token_logprobs", "output_top_logprobs"):
-        assert len(said[-1]["meta_info"][name]) == 6 == len(whole["meta_info"][name])
+        assert len(chunks[-1]["meta_info"][name]) == 6 == len(whole["meta_info"][name])
 
 
 def test_a_stream_can_be_incremental(folder):
     with serving(folder, incremental_streaming_output=True) as live:
-        whole = generate(live, **ASK)
-        said = events(live.post("/generate", ASK | {"stream": True}))
-    assert [i for e in said for i in e["output_ids"]] == whole["output_ids"]
-    assert "".join(e["text"] for e in said) == whole["text"]
-    scores = [x for e in said for x in e["meta_info"]["output_token_logprobs"]]
+        whole = generate(live, **REQUEST)
+        chunks = events(live.post("/generate", REQUEST | {"stream": True}))
+    assert [i for e in chunks for i in e["output_ids"]] == whole["output_ids"]
+    assert "".join(e["text"] for e in chunks) == whole["text"]
+    scores = [x for e in chunks for x in e["meta_info"]["output_token_logprobs"]]
     assert [x[1] for x in scores] == whole["output_ids"]
 
 
-def test_stop_texts_are_trimmed_unless_not_wanted(live):
+def test_stop_strings_are_trimmed_unless_disabled(live):
     ids = list(live.renderer.render_prompt([COUNT], thinking=SILENT).token_ids)  # it counts to ten
     params = {"temperature": 0, "max_new_tokens": 50, "stop": ["ur f"]}
     done = generate(live, input_ids=ids, sampling_params=params)
@@ -137,15 +137,15 @@ def test_stop_texts_are_trimmed_unless_not_wanted(live):
     kept = generate(live, input_ids=ids, sampling_params=params | {"no_stop_trim": True})
     assert kept["text"].startswith("one two three four f")
     assert kept["output_ids"] == done["output_ids"]
-    said = events(
+    chunks = events(
         live.post("/generate", {"input_ids": ids, "sampling_params": params, "stream": True})
     )
-    texts = [e["text"] for e in said]
+    texts = [e["text"] for e in chunks]
     assert texts[-1] == done["text"]
     assert all(b.startswith(a) for a, b in pairwise(texts))
 
 
-def test_replay_is_handed_over(folder):
+def test_routed_experts_are_returned(folder):
     with serving(folder, engine={"capture_routing": True}) as live:
         done = generate(
             live,
@@ -162,10 +162,10 @@ def test_replay_is_handed_over(folder):
     assert chosen.reshape(rows, 2, 256)[3, 0, :5].tolist() == [0, 1, 2, 3, -1]
 
 
-def test_drafts_are_reported(folder):
-    """The school teaches no drafting; what is reported is what the engine counted."""
+def test_draft_tokens_are_reported(folder):
+    """The MTP layer is untrained; what is reported is what the engine counted."""
     with serving(folder, engine={"num_speculative_tokens": 2}) as live:
-        meta = generate(live, **ASK)["meta_info"]
+        meta = generate(live, **REQUEST)["meta_info"]
     assert meta["spec_verify_ct"] >= 2 and meta["spec_num_proposed_drafts"] > 0
     assert meta["spec_accept_length"] == pytest.approx(6 / meta["spec_verify_ct"])
 
@@ -198,7 +198,7 @@ def test_drafts_are_reported(folder):
         {"input_ids": [1], "routed_dp_rank": 1},
     ],
 )
-def test_what_cannot_be_is_a_bad_request(live, wrong):
+def test_an_invalid_request_gets_400(live, wrong):
     found = live.post("/generate", wrong)
     assert found.status_code == 400, found.text
     assert set(found.json()["error"]) == {"message", "type", "code", "param", "retryable"}
@@ -207,19 +207,19 @@ def test_what_cannot_be_is_a_bad_request(live, wrong):
 def test_nulls_and_unknown_keys_are_tolerated(live):
     """The Rust router forwards every field it knows, most of them null."""
     nulls = dict.fromkeys(["model", "text", "rid", "session_id", "custom_logit_processor", "lora"])
-    done = generate(live, **ASK | nulls | {"something_new": {"a": [1]}})
+    done = generate(live, **REQUEST | nulls | {"something_new": {"a": [1]}})
     assert len(done["output_ids"]) == 6
 
 
-def test_vllms_words_for_it(live):
-    ask = {
+def test_the_vllm_generate_route(live):
+    request = {
         "request_id": "x",
         "token_ids": IDS,
         "sampling_params": {"max_tokens": 5, "temperature": 0, "logprobs": 1, "prompt_logprobs": 0},
         "model": None,
         "cache_salt": "v7",
     }
-    done = live.post("/inference/v1/generate", ask).json()
+    done = live.post("/inference/v1/generate", request).json()
     (choice,) = done["choices"]
     native = generate(live, input_ids=IDS, sampling_params={"max_new_tokens": 5, "temperature": 0})
     assert (done["request_id"], choice["token_ids"]) == ("x", native["output_ids"])
@@ -228,11 +228,11 @@ def test_vllms_words_for_it(live):
     assert done["prompt_logprobs"][0] is None
     found = [next(iter(e.values()))["logprob"] for e in done["prompt_logprobs"][1:]]
     assert found == pytest.approx(logprobs(live, IDS), abs=1e-5)
-    said = events(live.post("/inference/v1/generate", ask | {"stream": True}))
-    assert [i for e in said for i in e["choices"][0]["token_ids"]] == choice["token_ids"]
+    chunks = events(live.post("/inference/v1/generate", request | {"stream": True}))
+    assert [i for e in chunks for i in e["choices"][0]["token_ids"]] == choice["token_ids"]
 
 
-def test_salts_keep_caches_apart(live):
+def test_cache_salts_separate_prefix_caches(live):
     ids = list(range(40, 80))
 
     def cached(**salt):

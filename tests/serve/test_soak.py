@@ -1,5 +1,5 @@
-"""Random clients: they leave, abort, overflow, send rubbish and reload weights. Afterwards nothing
-is left over and the server still answers."""
+"""Random clients that disconnect, abort, overflow, send garbage and reload weights; afterwards
+nothing is left over and the server still answers."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ RUBBISH = [b"", b"{", b"\xff\xfe", b"[" * 3000, b'{"messages": 5}', b'{"input_id
 
 
 class Client:
-    """One of many, doing so many things at random."""
+    """A client that sends `count` random requests."""
 
     def __init__(self, http, folder, seed):
         self.http, self.folder, self.rng = http, str(folder), random.Random(seed)
@@ -97,11 +97,11 @@ class Client:
             return await self.post("/abort_request", {"abort_all": True})
         if what < 0.3:
             version = str(self.rng.randint(1, 50))
-            said = {"new_version": version, "abort_all_requests": False}
-            return await self.post("/update_weight_version", said)
-        if what < 0.4:  # the same weights once more, under another name
-            said = {"model_path": self.folder, "weight_version": f"w{self.rng.random()}"}
-            return await self.post("/update_weights_from_disk", said)
+            update = {"new_version": version, "abort_all_requests": False}
+            return await self.post("/update_weight_version", update)
+        if what < 0.4:  # the same weights again under another version
+            update = {"model_path": self.folder, "weight_version": f"w{self.rng.random()}"}
+            return await self.post("/update_weights_from_disk", update)
         if what < 0.6:
             mode = self.rng.choice(["retract", "in_place"])
             await self.post("/pause_generation", {"mode": mode})
@@ -132,7 +132,7 @@ def test_nothing_is_left_over_after_a_soak(folder, mtp_steps):
         assert not set(total) - {200, 400, "left"}, total
         assert live.audit() == []
         assert sum(engine.stats().counters.failed for engine in live.engines) == 0
-        until(lambda: not live.tasks())  # connections that are being closed
+        until(lambda: not live.tasks())  # connections that are closing
         body = {"messages": HELLO, "temperature": 0, "max_tokens": 40}
         done = live.post("/v1/chat/completions", body).json()
         assert done["choices"][0]["message"]["content"] == "Hello there, friend!"

@@ -1,4 +1,4 @@
-"""The routes that change weights: from disk, from tensors in the body, from a trainer's group."""
+"""Weight update routes: from disk, from tensors in the body, from a process group."""
 
 import json
 import subprocess
@@ -24,8 +24,8 @@ from tests.serve.live import serving
 from tests.serve.test_external_clients import free_port
 
 IDS = list(range(30, 80))
-ASK = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
-ASK |= {"return_logprob": True, "logprob_start_len": 0}
+REQUEST = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+REQUEST |= {"return_logprob": True, "logprob_start_len": 0}
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def other(folder):
     return network
 
 
-def parcel(network, version=3, **only):
+def weights_body(network, version=3, **only):
     tensors = {
         name: t for name, t in iter_released_tensors(network) if not only or name in only["names"]
     }
@@ -58,17 +58,17 @@ def expected(network, ids):
 
 
 def test_every_replica_answers_with_the_new_weights(live, folder):
-    before = live.post("/generate", ASK).json()
+    before = live.post("/generate", REQUEST).json()
     new = other(folder)
-    body = {"serialized_named_tensors": [parcel(new)], "weight_version": "3"}
+    body = {"serialized_named_tensors": [weights_body(new)], "weight_version": "3"}
     done = live.post("/update_weights_from_tensor", body).json()
     assert done["success"], done
     assert live.get("/get_weight_version").json() == {"weight_version": "3"}
     for rank in (0, 1):
-        after = live.post("/generate", ASK | {"routed_dp_rank": rank}).json()
+        after = live.post("/generate", REQUEST | {"routed_dp_rank": rank}).json()
         meta = after["meta_info"]
         assert meta["weight_version"] == "3"
-        assert meta["cached_tokens"] == 0  # nothing read under the old weights is used
+        assert meta["cached_tokens"] == 0  # nothing cached under the old weights is used
         found = [entry[0] for entry in meta["input_token_logprobs"][1:]]
         assert found == pytest.approx(expected(new, IDS), abs=1e-5)
     assert found != pytest.approx(
@@ -79,10 +79,10 @@ def test_every_replica_answers_with_the_new_weights(live, folder):
     assert checked["ranks"][1]["checksums"] == weight_digests(new)
 
 
-def test_from_disk_and_back(live, folder):
+def test_weights_can_be_loaded_from_disk_and_back(live, folder):
     new = other(folder)
-    live.post("/update_weights_from_tensor", {"serialized_named_tensors": [parcel(new)]})
-    assert live.get("/get_weight_version").json() == {"weight_version": "1"}  # the next one
+    live.post("/update_weights_from_tensor", {"serialized_named_tensors": [weights_body(new)]})
+    assert live.get("/get_weight_version").json() == {"weight_version": "1"}  # the next version
     done = live.post("/update_weights_from_disk", {"model_path": str(folder)}).json()
     assert done["success"] and done["num_paused_requests"] == 0
     sums = live.post("/weights_checker", {}).json()["ranks"][0]["checksums"]
@@ -90,13 +90,13 @@ def test_from_disk_and_back(live, folder):
     assert live.get("/get_weight_version").json() == {"weight_version": "2"}
 
 
-def test_weights_change_under_a_running_request(live, folder):
+def test_weights_can_change_during_a_request(live, folder):
     slow = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
     found = {}
     thread = threading.Thread(
         target=lambda: found.update(live.post("/generate", slow | {"routed_dp_rank": 0}).json())
     )
-    body = {"serialized_named_tensors": [parcel(other(folder))], "weight_version": "8"}
+    body = {"serialized_named_tensors": [weights_body(other(folder))], "weight_version": "8"}
     with frozen_once_begun(live.engines[0]):
         thread.start()
         until(lambda: live.engines[0].stats().running)
@@ -116,23 +116,22 @@ def test_weights_change_under_a_running_request(live, folder):
         ("disk", {}, "model_path"),
     ],
 )
-def test_what_is_no_weights_changes_nothing(live, folder, path, body, why):
+def test_an_invalid_update_changes_nothing(live, folder, path, body, why):
     found = live.post(f"/update_weights_from_{path}", body)
     assert found.status_code == 400 and why in found.text
     sums = live.post("/weights_checker", {}).json()["ranks"][0]["checksums"]
     assert sums == weight_digests(load_pretrained(folder))
-    assert live.post("/generate", ASK).status_code == 200
+    assert live.post("/generate", REQUEST).status_code == 200
 
 
-def test_a_tensor_can_be_looked_at(live):
+def test_a_tensor_can_be_read_by_name(live):
     name = "model.embed_tokens.weight"
     assert len(live.post("/get_weights_by_name", {"name": name, "truncate_size": 4}).json()) == 4
     assert live.post("/get_weights_by_name", {"name": "no.such"}).status_code == 400
 
 
-# What a trainer such as slime does, in its order: its own group with the engines, made beside
-# torch's default one; then pause, flush until it works, buckets announced over HTTP and broadcast,
-# continue.
+# The sequence of a trainer such as slime: a process group with the engines besides torch's default
+# one; then pause, flush until it succeeds, announce buckets over HTTP, broadcast them, continue.
 TRAINER = """
 import json, sys, threading, time
 from datetime import timedelta
@@ -148,23 +147,24 @@ def post(path, **body):
     found = http.post(path, json=body)
     assert found.status_code == 200, found.text
     return found.json()
-def beside(path, **body):
-    asking = threading.Thread(target=lambda: replies.append(post(path, **body)), daemon=True)
-    asking.start()
-    return asking
+def post_later(path, **body):
+    pending = threading.Thread(target=lambda: replies.append(post(path, **body)), daemon=True)
+    pending.start()
+    return pending
 replies = []
 
 assert http.get("/health_generate").status_code == 200
 name = "slime-pp_0"
-asking = beside("/init_weights_update_group", master_address="127.0.0.1", master_port=int(port),
-                rank_offset=1, world_size=3, group_name=name, backend="gloo")
+pending = post_later("/init_weights_update_group", master_address="127.0.0.1",
+                     master_port=int(port), rank_offset=1, world_size=3, group_name=name,
+                     backend="gloo")
 patience = timedelta(seconds=60)
 store, _, _ = next(dist.rendezvous(f"tcp://127.0.0.1:{port}", 0, 3, timeout=patience))
 store = dist.PrefixStore(name, store)
 group, _ = c10d._new_process_group_helper(3, 0, [], dist.Backend("gloo"), store, group_name=name,
                                           timeout=patience)
 c10d._world.pg_group_ranks[group] = {i: i for i in range(3)}
-asking.join()
+pending.join()
 
 network = load_pretrained(folder)
 torch.manual_seed(5)
@@ -179,13 +179,13 @@ while http.get("/flush_cache").status_code != 200:
     time.sleep(0.05)
 for start in range(0, len(tensors), 20):
     bucket = tensors[start : start + 20]
-    asking = beside("/update_weights_from_distributed", group_name=name, weight_version="12",
+    pending = post_later("/update_weights_from_distributed", group_name=name, weight_version="12",
                     names=[n for n, _ in bucket], flush_cache=False,
                     dtypes=[str(t.dtype).removeprefix("torch.") for _, t in bucket],
                     shapes=[list(t.shape) for _, t in bucket])
     for _, tensor in bucket:
         dist.broadcast(tensor, 0, group=group)
-    asking.join()
+    pending.join()
 post("/continue_generation")
 found = post("/weights_checker", action="checksum")
 post("/destroy_weights_update_group", group_name=name)
@@ -195,7 +195,7 @@ print("FOUND" + json.dumps({"buckets": len(replies), "sums": weight_digests(netw
 
 
 @pytest.mark.slow
-def test_a_trainers_whole_sequence_over_a_gloo_group(live, folder):
+def test_the_update_sequence_of_a_trainer_over_a_gloo_group(live, folder):
     slow = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
     late = threading.Thread(target=lambda: live.post("/generate", slow))
     late.start()
@@ -209,5 +209,5 @@ def test_a_trainers_whole_sequence_over_a_gloo_group(live, folder):
     assert [rank["checksums"] for rank in found["ranks"]] == [found["sums"]] * 2
     assert live.get("/get_weight_version").json() == {"weight_version": "12"}
     for rank in (0, 1):
-        meta = live.post("/generate", ASK | {"routed_dp_rank": rank}).json()["meta_info"]
+        meta = live.post("/generate", REQUEST | {"routed_dp_rank": rank}).json()["meta_info"]
         assert meta["weight_versions"] == [[0, "12"]] and meta["cached_tokens"] == 0

@@ -1,4 +1,4 @@
-"""What an agent may do instead of solving a Harbor task, and what the tests see of its work."""
+"""Reward hacking in Harbor tasks, and what the tests see of the agent's work."""
 
 import asyncio
 import warnings
@@ -50,7 +50,7 @@ def test_a_hack_earns_nothing_where_the_tests_see_the_system(backend, hack, tmp_
 
 @pytest.mark.parametrize("backend", BOTH[1:])
 def test_hacks_earn_nothing_in_a_container(backend, tmp_path):
-    """All at once: what one of them breaks does not save the others."""
+    """All in one: damage done by one hack does not help the others."""
     folder = write_task(tmp_path)
     hacks = "\n".join(
         HACKS[name] for name in ("write the reward", "ld.so.preload", *SOME[4:6], "logs as a link")
@@ -74,14 +74,14 @@ echo $r > /logs/verifier/reward.txt
 
 @bwrap
 @pytest.mark.parametrize(("sees", "worth"), [("files", 6.0), ("system", 36.0), ("processes", 36.0)])
-def test_the_tests_see_as_much_as_is_said(backend, sees, worth, tmp_path):
+def test_the_tests_see_what_the_setting_allows(backend, sees, worth, tmp_path):
     folder = simple(tmp_path, tests__test_DOT_sh=LOOK)
     settings = SETTINGS.model_copy(update={"verifier_sees": sees})
     assert asyncio.run(reward(folder, settings, WORK)) == worth
 
 
 @bwrap
-def test_a_working_folder_among_the_systems_is_seen(backend, tmp_path):
+def test_a_working_folder_inside_a_system_folder_is_seen(backend, tmp_path):
     dockerfile = "FROM node:22\nWORKDIR /usr/src/app\n"
     folder = simple(tmp_path, environment__Dockerfile=dockerfile)
     assert asyncio.run(reward(folder, SETTINGS, "echo 42 > answer.txt")) == 1.0
@@ -91,7 +91,7 @@ SERVER = "#!/bin/bash\nkill -0 $(cat pid) && r=1 || r=0; echo $r > /logs/verifie
 
 
 @bwrap
-def test_a_task_that_needs_running_processes_names_it(backend, tmp_path):
+def test_a_task_may_require_running_processes(backend, tmp_path):
     toml = '[metadata.paddock]\nverifier_sees = "processes"\n'
     start = "sleep 60 & echo $! > pid"
     without = simple(tmp_path / "a", tests__test_DOT_sh=SERVER)
@@ -100,7 +100,7 @@ def test_a_task_that_needs_running_processes_names_it(backend, tmp_path):
     assert asyncio.run(reward(named, SETTINGS, start)) == 1.0
 
 
-def test_a_task_names_system_calls_that_it_needs(tmp_path):
+def test_a_task_may_require_system_calls(tmp_path):
     toml = '[metadata.paddock]\nallow = ["ptrace"]\n'
     task = read_task(simple(tmp_path / "a", task_DOT_toml=toml))
     shape = sandbox_settings(task.config.environment, task, HarborSettings())
@@ -109,7 +109,7 @@ def test_a_task_names_system_calls_that_it_needs(tmp_path):
         read_task(simple(tmp_path / "b", task_DOT_toml='[metadata.paddock]\nalow = ["ptrace"]\n'))
 
 
-def test_shared_is_what_a_task_or_a_setting_asks_for(tmp_path):
+def test_sharing_follows_the_task_or_the_setting(tmp_path):
     silent = read_task(simple(tmp_path / "a"))
     shared = read_task(
         simple(tmp_path / "b", task_DOT_toml='[verifier]\nenvironment_mode = "shared"\n')
@@ -120,18 +120,18 @@ def test_shared_is_what_a_task_or_a_setting_asks_for(tmp_path):
     assert verifier_view(silent, silent.steps[0], more) == "processes"
 
 
-def test_what_can_be_forged_warns_once(tmp_path, monkeypatch):
+def test_a_forgeable_setting_warns_once(tmp_path, monkeypatch):
     monkeypatch.setattr(seen_module, "_warned", set())
     task = read_task(simple(tmp_path))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for sees in ("files", "system", "system", "processes", "processes"):
             seen_module.warn_forgeable(task, sees)
-    assert [str(each.message).split(": ")[0][-9:] for each in told] == [" 'system'", "rocesses'"]
+    assert [str(each.message).split(": ")[0][-9:] for each in caught] == [" 'system'", "rocesses'"]
 
 
 @bwrap
-def test_checking_says_that_the_tests_do_not_see_the_system(backend, tmp_path):
+def test_check_reports_that_the_tests_do_not_see_the_system(backend, tmp_path):
     folder = simple(
         tmp_path,
         solution__solve_DOT_sh="#!/bin/bash\necho 42 > /etc/answer\n",

@@ -6,7 +6,7 @@ from paddock.envs.harbor import TaskError, find_task_folders, read_task
 from tests.envs.harbor.tasks import in_steps, simple, write
 
 
-def test_a_task_is_read_whole(tmp_path):
+def test_a_task_is_read_completely(tmp_path):
     task = read_task(simple(tmp_path / "a"))
     (step,) = task.steps
     assert task.name == "a"
@@ -16,7 +16,7 @@ def test_a_task_is_read_whole(tmp_path):
     assert task.agent_config(step).timeout_sec == 60
 
 
-def test_steps_bring_their_own_and_share_the_tasks(tmp_path):
+def test_steps_have_their_own_files_and_share_those_of_the_task(tmp_path):
     task = read_task(in_steps(tmp_path / "a"))
     assert [step.name for step in task.steps] == ["one", "two"]
     assert [path.name for path in task.steps[0].tests] == ["tests", "tests"]
@@ -24,17 +24,17 @@ def test_steps_bring_their_own_and_share_the_tasks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("removed", "said"),
+    ("removed", "message"),
     [
         ("instruction.md", "instruction.md: file not found"),
         ("tests/test.sh", "test.sh: file not found"),
         ("task.toml", "task.toml not found"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path, removed, said):
+def test_a_missing_file_is_named(tmp_path, removed, message):
     folder = simple(tmp_path / "a")
     (folder / removed).unlink()
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         read_task(folder)
 
 
@@ -44,20 +44,20 @@ def test_a_step_without_a_folder_is_named(tmp_path):
         read_task(folder)
 
 
-def test_windows_tasks_are_refused(tmp_path):
+def test_windows_tasks_are_rejected(tmp_path):
     folder = simple(tmp_path / "a", task_DOT_toml='[environment]\nos = "Windows"\n')
     with pytest.raises(TaskError, match=r"task.toml: environment.os: Windows"):
         read_task(folder)
 
 
-def test_a_link_out_of_a_task_is_refused(tmp_path):
+def test_a_symlink_out_of_a_task_is_rejected(tmp_path):
     folder = simple(tmp_path / "a")
     os.symlink("/etc/passwd", folder / "tests" / "mine")
     with pytest.raises(TaskError, match="mine: symbolic link leads out of the task"):
         read_task(folder)
 
 
-def test_canaries_are_no_part_of_an_instruction(tmp_path):
+def test_canaries_are_removed_from_instructions(tmp_path):
     folder = simple(tmp_path / "a", instruction_DOT_md="# some-canary GUID 1\n\nDo it.\n")
     assert read_task(folder).steps[0].instruction == "Do it.\n"
 

@@ -1,4 +1,4 @@
-"""The three worlds: sound, fair, and their two splits apart."""
+"""The three nano environments: soundness, rewards and disjoint splits."""
 
 import asyncio
 import re
@@ -34,19 +34,19 @@ def reward(name, task, policy, here=None):
     return asyncio.run(run_rollout((here or taskset(name)).make_env(task), policy)).outcome.reward
 
 
-def says(content, reasoning=None):
+def scripted_reply(content, reasoning=None):
     return scripted_policy(Message(role="assistant", content=content, reasoning=reasoning))
 
 
 @pytest.mark.parametrize("name", TASKSETS)
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_every_task_can_be_solved_and_nothing_else_passes(name, split):
+def test_every_task_is_solvable_and_wrong_answers_fail(name, split):
     here = taskset(name)
     for index in range(100):
         task = here.task(index, split)
         assert reward(name, task, here.solver(task)) == 1.0
-        assert reward(name, task, says("")) == 0.0
-        assert reward(name, task, says("12")) == 0.0
+        assert reward(name, task, scripted_reply("")) == 0.0
+        assert reward(name, task, scripted_reply("12")) == 0.0
 
 
 @pytest.mark.parametrize("name", TASKSETS)
@@ -55,9 +55,9 @@ def test_an_index_is_always_the_same_task_and_the_splits_share_none(name):
         [taskset(name).task(index, split) for index in range(300)] for split in ("train", "test")
     )
     assert train == [taskset(name).task(index, "train") for index in range(300)]
-    asked = [{task.messages[0].content for task in tasks} for tasks in (train, test)]
-    if name != "nano-tools":  # there the question says nothing about the store
-        assert not asked[0] & asked[1]
+    prompts = [{task.messages[0].content for task in tasks} for tasks in (train, test)]
+    if name != "nano-tools":  # there the question does not describe the store
+        assert not prompts[0] & prompts[1]
     assert len({task.id for task in (*train, *test)}) == 600
 
 
@@ -79,23 +79,23 @@ def test_no_pair_of_a_training_store_is_held_out_and_every_test_path_ends_in_one
             assert len(puzzle.store) == KEYS_IN_STORE
 
 
-def test_chain_questions_are_on_the_right_side_of_the_rule():
+def test_chain_questions_are_in_the_split_of_the_rule():
     here = taskset("nano-chain")
     for index in range(300):
         assert not is_held_out(here.task(index, "train").messages[0].content)
         assert is_held_out(here.task(index, "test").messages[0].content)
 
 
-def test_a_finite_world_begins_again_in_another_order():
+def test_a_finite_taskset_repeats_in_another_order():
     here = taskset("nano-rules")
     size = here.size("train")
     assert size + here.size("test") == 512
-    asked = [here.task(i).messages[0].content for i in range(2 * size)]
-    assert len(set(asked[:size])) == size == len(set(asked[size:]))
-    assert asked[:size] != asked[size:]
+    prompts = [here.task(i).messages[0].content for i in range(2 * size)]
+    assert len(set(prompts[:size])) == size == len(set(prompts[size:]))
+    assert prompts[:size] != prompts[size:]
 
 
-def test_a_setting_chooses_the_kinds_and_each_lends_its_tools():
+def test_a_setting_selects_the_kinds_and_each_adds_its_tools():
     lent = {}
     for kind in KINDS:
         here = make("nano-tools", {"kinds": [kind]})
@@ -117,7 +117,7 @@ def test_tasks_take_two_to_four_turns():
     assert turns == {2, 3, 4}
 
 
-def test_what_a_tool_says_to_nonsense_is_said_not_raised():
+def test_a_tool_returns_an_error_message_instead_of_raising():
     here = taskset("nano-tools")
     task = here.task(0)
     calls = [("look", {"key": "nowhere"}), ("look", {}), ("fly", {}), ("calc", {"sum": "1+"})]
@@ -130,15 +130,15 @@ def test_what_a_tool_says_to_nonsense_is_said_not_raised():
         for i, (name, arguments) in enumerate(calls)
     ]
     last = Message(role="assistant", content="x")
-    episode = asyncio.run(run_rollout(here.make_env(task), scripted_policy(*replies, last)))
-    assert not isinstance(episode.outcome, Failure)
-    assert episode.outcome.reward == 0.0
-    assert sum(message.role == "tool" for message in episode.messages) == 4
+    rollout = asyncio.run(run_rollout(here.make_env(task), scripted_policy(*replies, last)))
+    assert not isinstance(rollout.outcome, Failure)
+    assert rollout.outcome.reward == 0.0
+    assert sum(message.role == "tool" for message in rollout.messages) == 4
     assert evaluate_sum("9" * 40 + "+1") == "bad sum"
 
 
-def test_looking_without_answering_is_worth_nothing():
-    """Five turns are all there are; a call that names the answer is no answer."""
+def test_tool_calls_without_an_answer_have_reward_zero():
+    """There are five turns; a call that names the answer is not an answer."""
     here = taskset("nano-tools")
     task = here.task(0)
     answer = here.lookup_task(task.id).answer
@@ -153,20 +153,20 @@ def test_looking_without_answering_is_worth_nothing():
 @pytest.mark.parametrize(
     ("thought", "worth"), [("the {} is {}", 1.0), ("well " * 8, TOO_LONG_REWARD)]
 )
-def test_a_right_answer_in_too_many_words_is_worth_less(thought, worth):
+def test_a_correct_answer_that_is_too_long_has_less_reward(thought, worth):
     here = taskset("nano-rules", {"kinds": ["form"]})
     task = here.task(3)
     noun, rules = here.noun_and_rules(task.id)
     demonstration = here.demonstrate(task, DemonstrationStyle(style="kept-brief"), Random(0))
     answer = demonstration.messages[-1].content
     thought = thought.format(noun, "red")
-    assert reward("nano-rules", task, says(answer, thought), here) == worth
-    assert reward("nano-rules", task, says(answer + " x", thought), here) == 0.0
+    assert reward("nano-rules", task, scripted_reply(answer, thought), here) == worth
+    assert reward("nano-rules", task, scripted_reply(answer + " x", thought), here) == 0.0
     assert apply_rules("red", rules) != "red"
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_half_of_what_is_forbidden_may_be_said(split):
+def test_about_half_of_the_forbidden_rules_forbid_the_answer(split):
     here = taskset("nano-rules", {"kinds": ["forbidden"]})
     refused = 0
     for index in range(here.size(split)):
@@ -188,16 +188,16 @@ def test_half_of_what_is_forbidden_may_be_said(split):
 @pytest.mark.parametrize("name", TASKSETS)
 @pytest.mark.parametrize("slips", [False, True])
 @pytest.mark.parametrize("thinks", [False, True])
-def test_a_demonstration_is_what_its_world_would_have_said(name, slips, thinks):
+def test_a_demonstration_replays_in_its_environment(name, slips, thinks):
     here = taskset(name)
     for style in here.styles:
         for index in range(20):
             task = here.task(index)
             manner = DemonstrationStyle(style=style, makes_mistake=slips, thinks=thinks)
             shown = here.demonstrate(task, manner, Random(index))
-            episode = asyncio.run(run_rollout(here.make_env(task), replay_policy(shown)))
-            assert episode.messages == shown.messages
-            assert episode.outcome.reward > 0 or style.startswith("plain")
+            rollout = asyncio.run(run_rollout(here.make_env(task), replay_policy(shown)))
+            assert rollout.messages == shown.messages
+            assert rollout.outcome.reward > 0 or style.startswith("plain")
             replies = [m for m in shown.messages if m.role == "assistant"]
             assert all((m.reasoning is not None) == thinks for m in replies)
 
@@ -218,7 +218,7 @@ def test_only_wrong_steps_are_marked_and_all_of_them():
         assert right.untrained == find_wrong_steps(right) == ()
 
 
-def test_a_wrong_look_up_is_a_marked_reply_that_is_answered():
+def test_a_wrong_lookup_is_masked_and_answered():
     here = taskset("nano-tools")
     for index in range(50):
         task = here.task(index)

@@ -1,4 +1,4 @@
-"""A program of its own: many tasks, each tried in many ways, in one sandbox.
+"""A program that runs many tasks, each in many ways, in one sandbox.
 
     python3 batch_inside.py TASKS.json
 

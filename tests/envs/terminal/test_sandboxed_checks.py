@@ -13,7 +13,7 @@ def packed(path, mode, text):
     return {"how": "archive", "path": str(path), "value": {"a.txt": text.decode()}}
 
 
-def test_an_archive_that_was_damaged_does_not_hold(tmp_path):
+def test_a_damaged_archive_fails_the_check(tmp_path):
     expect = packed(tmp_path / "a.tar.xz", "w:xz", b"".join(b"%d," % n for n in range(100_000)))
     assert check_expectation(expect)
     data = bytearray((tmp_path / "a.tar.xz").read_bytes())
@@ -22,7 +22,7 @@ def test_an_archive_that_was_damaged_does_not_hold(tmp_path):
     assert not check_expectation(expect)
 
 
-def test_an_archive_of_too_much_is_not_read(tmp_path):
+def test_a_too_large_archive_is_not_read(tmp_path):
     expect = packed(tmp_path / "a.tar.gz", "w:gz", bytes(1 << 26)) | {"value": {"a.txt": ""}}
     tracemalloc.start()
     try:

@@ -71,7 +71,7 @@ def test_invalid_tool_calls_get_an_error_message(backend):
 
 @bwrap
 def test_background_processes_cannot_affect_the_verifier(backend):
-    """A background process that puts things right once its policy is gone."""
+    """A background process that writes the solution after the policy has ended."""
     taskset = make("terminal", {"levels": [1], "families": ["permissions"], "warm_sandboxes": 0})
     fix = taskset.task_by_id(taskset.task(0)).solution[0]
     wait = "while true; do sleep 0.05; done"
@@ -106,7 +106,7 @@ def test_an_environment_error_is_a_failure_and_not_reward_zero(
 
 
 def dying(taskset):
-    """What comes of a sandbox that dies under the policy."""
+    """The outcome when the sandbox dies during the rollout."""
     task = taskset.task(0)
 
     async def once():
@@ -139,7 +139,7 @@ def test_a_dead_sandbox_is_a_failure_if_no_other_works_either(backend, monkeypat
     assert (outcome.kind, outcome.what) == ("infrastructure", "no sandbox today")
 
 
-TRICKS = {  # after the solution, and what that is still worth then
+TRICKS = {  # run after the solution, with the reward that remains
     "printf() { builtin printf '%s x y\\n' \"$2\"; }; cd /": 1.0,
     "kill -9 -1": 1.0,
     "find . -type f -exec sh -c 'rm {}; mkfifo {}' ';'": 0.0,
@@ -228,7 +228,7 @@ def test_a_policy_that_times_out_is_still_verified(backend, tmp_path):
     folder = simple(tmp_path / "a", task_DOT_toml=toml)
     taskset = make("harbor", {"path": str(folder), "split": "train"})
     work = say(command="echo 42 > answer.txt; sleep 0.7")
-    trace = run(taskset, saying(work, say(command="rm answer.txt"), say("never said")))
+    trace = run(taskset, saying(work, say(command="rm answer.txt"), say("never sent")))
     assert trace.outcome == Verdict(reward=1.0, parts={"reward": 1.0})
     assert trace.turns == 2
 
