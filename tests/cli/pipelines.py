@@ -1,4 +1,4 @@
-"""A plan of small stages, in a folder of its own."""
+"""A pipeline of small stages in its own folder."""
 
 from paddock.config import dump_toml
 from paddock.data import CorpusSettings
@@ -6,13 +6,13 @@ from paddock.data.reasoning import ReasoningSource
 from tests.train.tiny import network_folder, settings
 
 
-def plan_in(tmp_path, plan, *, steps, **recipes):
-    """`plan` beside the recipe `first`, a few steps of a tiny network, and others by name."""
+def write_pipeline(tmp_path, pipeline, *, steps, **recipes):
+    """Write `pipeline` with the recipe `first`, a few steps of a tiny network, and others."""
     source = ReasoningSource(name="chains", family="chains", count=300)
     corpus = CorpusSettings(sources=(source,), held_out_fraction=0.3)
     chosen = settings(network_folder(tmp_path / "born"), steps=steps, corpus=corpus)
     folder = tmp_path / "plan"
     folder.mkdir()
-    for name, text in {"pipeline": plan, "first": dump_toml(chosen), **recipes}.items():
+    for name, text in {"pipeline": pipeline, "first": dump_toml(chosen), **recipes}.items():
         (folder / f"{name}.toml").write_text(text)
     return folder

@@ -1,4 +1,4 @@
-"""A dry run opens what a plan would open, and names the data that is not there."""
+"""Dry runs open everything a run would open and name missing data."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 STAGE = 'stage = "general"\nsteps = 1\n[init]\ncheckpoint = "model"\n'
 
 
-def said(*words):
+def invoke(*words):
     found = CliRunner().invoke(app, [str(word) for word in words])
     return found.exit_code, found.output
 
@@ -28,13 +28,13 @@ def stage(name):
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch):
-    """Writes a plan of one stage with these tasks; `paddock run` is called beside it."""
+def pipeline(tmp_path, monkeypatch):
+    """Writes a pipeline of one stage with these tasks and changes to its folder."""
     monkeypatch.chdir(tmp_path)
 
-    def write(tasks, verb="rl", recipe=STAGE):
+    def write(tasks, command="rl", recipe=STAGE):
         (tmp_path / "stage.toml").write_text(recipe + tasks)
-        lines = ["[[stages]]", 'name = "only"', f'command = "{verb}"', 'recipe = "stage.toml"']
+        lines = ["[[stages]]", 'name = "only"', f'command = "{command}"', 'recipe = "stage.toml"']
         (tmp_path / "pipeline.toml").write_text("\n".join(lines))
         return tmp_path
 
@@ -52,7 +52,7 @@ def test_every_environment_of_glm5_can_be_opened_but_for_its_data(name):
         assert chosen.make_without_data().name == task.env
 
 
-def test_glm5_reasons_with_python_and_is_judged_in_science():
+def test_glm5_reasoning_uses_the_python_tool_and_a_judge_for_science():
     tasks = stage("reasoning").tasks
     assert set(tasks) == {"math", "science", "code", "tools"}
     assert len({task.ratio for task in tasks.values()}) == 1  # balanced
@@ -80,7 +80,7 @@ def test_glm5_distils_from_sft_reasoning_and_general():
 
 def test_a_dry_run_of_glm5_names_all_data_and_what_it_must_contain(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, text = said("run", RECIPES / "glm5", "--dry-run")
+    code, text = invoke("run", RECIPES / "glm5", "--dry-run")
     assert code == 0, text
     _, _, missing = text.partition("missing:")
     lines = dict(line.strip().split(": ", 1) for line in missing.splitlines() if ": " in line)
@@ -92,62 +92,62 @@ def test_a_dry_run_of_glm5_names_all_data_and_what_it_must_contain(tmp_path, mon
     assert "instruction.md" in lines["data/rl/terminal"] and "agentic" in lines["data/rl/terminal"]
     assert "general" in lines["data/rl/chat.jsonl"] and "distill" in lines["data/rl/chat.jsonl"]
     assert '"score"' in lines["data/rl/chat_anchors.jsonl"]
-    assert not any(name.startswith("runs/") for name in lines)  # stages make these
+    assert not any(name.startswith("runs/") for name in lines)  # written by stages
 
 
-# --- plans of one's own ---------------------------------------------------------------------------
+# --- custom pipelines -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["run", "rl"])
-def test_an_environment_without_a_reward_is_refused_by_a_dry_run(plan, verb):
-    folder = plan('[tasks.chat]\nenv = "ask"\nargs = { train_file = "chat.jsonl" }\n')
-    what = folder if verb == "run" else folder / "stage.toml"
-    code, text = said(verb, what, "--dry-run")
+@pytest.mark.parametrize("command", ["run", "rl"])
+def test_an_environment_without_a_reward_is_rejected_by_a_dry_run(pipeline, command):
+    folder = pipeline('[tasks.chat]\nenv = "ask"\nargs = { train_file = "chat.jsonl" }\n')
+    what = folder if command == "run" else folder / "stage.toml"
+    code, text = invoke(command, what, "--dry-run")
     assert code == 1
     assert "task 'chat'" in text and "reward" in text
-    assert verb == "rl" or "stage 'only'" in text
+    assert command == "rl" or "stage 'only'" in text
 
 
-def test_missing_files_of_rewards_and_models_are_named(plan):
+def test_missing_files_of_rewards_and_models_are_named(pipeline):
     judge = 'kind = "judge", url = "http://judge/v1", model = "m", rubric = "r"'
     files = 'calibration_file = "anchors.jsonl", api_key_file = "judge.key"'
     settings = f'train_file = "chat.jsonl", rewards = [{{ {judge}, {files} }}]'
-    folder = plan(f'[tasks.chat]\nenv = "ask"\nargs = {{ {settings} }}\n')
-    code, text = said("run", folder, "--dry-run")
+    folder = pipeline(f'[tasks.chat]\nenv = "ask"\nargs = {{ {settings} }}\n')
+    code, text = invoke("run", folder, "--dry-run")
     assert code == 0, text
     for path in ("chat.jsonl", "anchors.jsonl", "judge.key", "model"):
         assert f" {path}: " in text
-    code, text = said("rl", folder / "stage.toml", "--dry-run")
+    code, text = invoke("rl", folder / "stage.toml", "--dry-run")
     assert code == 0 and " anchors.jsonl: " in text
     (folder / "anchors.jsonl").write_text('{"question": "q", "answer": "a", "score": 7}\n')
     (folder / "chat.jsonl").write_text('{"question": "q"}\n')
     (folder / "judge.key").write_text("k")
-    code, text = said("run", folder, "--dry-run")
+    code, text = invoke("run", folder, "--dry-run")
     assert code == 1 and "'score' must be a number from 0 to 1, got 7" in text
 
 
-def test_data_that_is_there_is_read(plan):
+def test_existing_data_is_read(pipeline):
     tasks = '[tasks.sums]\nenv = "math-file"\nargs = { train_file = "sums.jsonl" }\n'
-    folder = plan(tasks)
+    folder = pipeline(tasks)
     (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?"}) + "\n")
-    code, text = said("run", folder, "--dry-run")
+    code, text = invoke("run", folder, "--dry-run")
     assert code == 1 and "task 'sums'" in text and "sums.jsonl:1: 'answer' is missing" in text
     (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
-    code, text = said("run", folder, "--dry-run")
+    code, text = invoke("run", folder, "--dry-run")
     assert code == 0 and " sums.jsonl: " not in text
 
 
-def test_an_environment_with_nothing_to_train_on_is_refused(plan):
+def test_an_environment_without_training_tasks_is_rejected(pipeline):
     tasks = '[tasks.sums]\nenv = "math-file"\nargs = { test_file = "sums.jsonl" }\n'
-    folder = plan(tasks)
+    folder = pipeline(tasks)
     (folder / "sums.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
-    code, text = said("run", folder, "--dry-run")
+    code, text = invoke("run", folder, "--dry-run")
     assert code == 1 and "task 'sums'" in text and "no training tasks" in text
 
 
-def test_pages_are_not_indexed_by_a_dry_run_that_lacks_them(plan):
+def test_a_dry_run_does_not_index_missing_pages(pipeline):
     settings = 'train_file = "q.jsonl", pages_file = "pages.jsonl", index_dir = "index"'
-    folder = plan(f'[tasks.search]\nenv = "search-file"\nargs = {{ {settings} }}\n')
-    code, text = said("run", folder, "--dry-run")
+    folder = pipeline(f'[tasks.search]\nenv = "search-file"\nargs = {{ {settings} }}\n')
+    code, text = invoke("run", folder, "--dry-run")
     assert code == 0 and " pages.jsonl: " in text
     assert not (folder / "index").exists()

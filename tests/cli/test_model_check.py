@@ -28,20 +28,20 @@ def change(folder, **tensors):
     save_file({name: t for name, t in stored.items() if t is not None}, folder / WEIGHTS)
 
 
-def test_a_good_folder_is_summed_up(folder):
+def test_a_valid_folder_is_summarized(folder):
     done = check(folder)
     assert done.exit_code == 0
-    assert done.stderr == ""  # no progress bar where nobody watches
-    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:-1])
-    assert told["family"] == "glm_moe_dsa"
+    assert done.stderr == ""  # no progress bar without a terminal
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:-1])
+    assert rows["family"] == "glm_moe_dsa"
     count = len(load_file(folder / WEIGHTS))
-    assert told["tensors"] == str(count)
-    assert told["dtypes"] == f"float32 ({count})"
-    assert told["MTP"] == "present"
+    assert rows["tensors"] == str(count)
+    assert rows["dtypes"] == f"float32 ({count})"
+    assert rows["MTP"] == "present"
     assert done.stdout.endswith("ok\n")
 
 
-def test_a_promised_mtp_layer_may_be_absent_but_is_missed(folder):
+def test_a_missing_mtp_layer_is_a_warning(folder):
     stored = load_file(folder / WEIGHTS)
     save_file({k: v for k, v in stored.items() if ".layers.4." not in k}, folder / WEIGHTS)
     done = check(folder)
@@ -84,6 +84,6 @@ def test_damage_is_named_in_one_line(folder, damage, named):
     assert named in line
 
 
-def test_an_absent_folder_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     done = check(tmp_path / "nowhere")
     assert (done.exit_code, done.stderr) == (1, f"error: {tmp_path}/nowhere: folder not found\n")

@@ -1,4 +1,4 @@
-"""Code that will not end does not keep a run, nor a process, that has."""
+"""Tasks and threads that do not end do not keep a finished run or its process alive."""
 
 import asyncio
 import subprocess
@@ -56,7 +56,7 @@ async def swallow(begun, over):
             await asyncio.sleep(3600)
 
 
-def test_what_swallows_its_cancellation_is_left_behind_by_name(caplog):
+def test_a_task_that_ignores_cancellation_is_abandoned_by_name(caplog):
     async def main():
         begun = asyncio.Event()
         begin(swallow(begun, Event()), name="vault-3-1")
@@ -67,7 +67,7 @@ def test_what_swallows_its_cancellation_is_left_behind_by_name(caplog):
     assert "vault-3-1" in caplog.text
 
 
-def test_whoever_needs_a_moment_to_let_go_has_it(caplog):
+def test_a_task_gets_a_grace_period_to_clean_up(caplog):
     closed = []
 
     async def careful():
@@ -84,7 +84,7 @@ def test_whoever_needs_a_moment_to_let_go_has_it(caplog):
     assert closed == ["a container"] and not caplog.text
 
 
-def test_what_goes_wrong_is_raised_and_others_leave_too():
+def test_an_error_is_raised_and_other_tasks_are_cancelled():
     async def rude():
         try:
             await asyncio.sleep(3600)
@@ -103,7 +103,7 @@ def test_what_goes_wrong_is_raised_and_others_leave_too():
 @pytest.mark.parametrize(
     ("then", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise KeyError('bug')", 1)]
 )
-def test_the_process_ends_with_its_code_whatever_is_left(then, code):
+def test_the_process_exits_with_its_code_whatever_is_still_running(then, code):
     done = subprocess.run(
         [sys.executable, "-c", STUBBORN.format(then=then)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What the dashboard answers, whom it answers, and what it leaves alone."""
+"""Dashboard app: access checks, API responses, read-only access to runs."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ask(folder):
+def get_json(folder):
     client = client_of(folder)
 
     def get(path, code=200, **query):
@@ -68,7 +68,7 @@ def digests(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-# --- whom it answers ------------------------------------------------------------------------------
+# --- access ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -84,17 +84,17 @@ def digests(folder: Path) -> dict[str, tuple[str, int]]:
         ("", 403),
     ],
 )
-def test_a_name_that_only_points_here_is_refused(folder, host, status):
+def test_a_foreign_host_name_is_rejected(folder, host, status):
     assert client_of(folder).get("/api/runs", headers={"host": host}).status_code == status
 
 
-def test_the_name_it_was_told_to_listen_on_is_its_own(folder):
+def test_the_configured_host_name_is_accepted(folder):
     client = client_of(folder, host="box.lan")
     assert client.get("/", headers={"host": "box.lan:8001"}).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_it_is_only_to_be_read(folder, method):
+def test_only_get_is_allowed(folder, method):
     assert client_of(folder).request(method, "/api/runs").status_code == 405
 
 
@@ -113,59 +113,59 @@ def test_it_is_only_to_be_read(folder, method):
         "/openapi.json",
     ],
 )
-def test_no_request_leads_out_of_the_runs(folder, path):
+def test_no_request_reads_outside_the_runs(folder, path):
     answer = client_of(folder).get(path)
     assert answer.status_code == 404
     assert "root:" not in answer.text and "def build_app" not in answer.text
 
 
 @pytest.mark.parametrize(("path", "query"), ASKED)
-def test_no_page_may_run_scripts_but_ours(folder, path, query):
+def test_the_content_security_policy_allows_only_our_scripts(folder, path, query):
     policy = client_of(folder).get(path, params=query).headers["content-security-policy"]
     scripts = re.search(r"script-src ([^;]*)", policy)[1]
     assert scripts == "'self'" or re.fullmatch(r"'sha256-[A-Za-z0-9+/=]{44}'", scripts)
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
 
 
-def test_pages_ask_nobody_else():
+def test_pages_load_nothing_from_other_hosts():
     for file in files("paddock.dashboard").joinpath("pages").iterdir():
         text = file.read_text()
         assert "http://" not in text and "https://" not in text, file.name
         assert "innerHTML" not in text and "insertAdjacentHTML" not in text, file.name
 
 
-def test_without_plotly_it_says_what_to_install(folder, monkeypatch):
+def test_without_plotly_the_error_names_the_package(folder, monkeypatch):
     monkeypatch.setattr(app, "find_spec", lambda _: None)
     with pytest.raises(DashboardError, match=re.escape("pip install 'paddock[dash]'")):
         client_of(folder)
 
 
-def test_plotly_comes_from_its_package_and_is_not_imported(folder):
+def test_plotly_is_served_from_its_package_without_importing_it(folder):
     answer = client_of(folder).get("/plotly.js")
     assert answer.content == plotly_script().read_bytes()
     assert "plotly" not in sys.modules
 
 
-# --- what it answers ------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
-def test_the_list_of_runs(ask):
-    (run,) = ask("/api/runs")["runs"]
+def test_the_list_of_runs(get_json):
+    (run,) = get_json("/api/runs")["runs"]
     assert (run["run"], run["stage"], run["status"]) == ("rl", "agentic", "finished")
     assert (run["step"], run["of"], run["metric"], run["value"]) == (2, 2, "reward", 0.75)
     assert run["ledger"] is True
 
 
-def test_curves_of_runs_that_have_the_metric(folder, ask):
-    found = ask("/api/curves", run="rl", metric="reward")
+def test_curves_of_runs_that_have_the_metric(folder, get_json):
+    found = get_json("/api/curves", run="rl", metric="reward")
     assert found["rl"]["y"] == [0.5, 0.75]
     assert found["rl"]["tokens"] == [90, 185]
-    assert ask("/api/curves", run="rl", metric="loss") == {}
-    assert "not found" in ask("/api/curves", 404, run="x", metric="loss")["error"]
+    assert get_json("/api/curves", run="rl", metric="loss") == {}
+    assert "not found" in get_json("/api/curves", 404, run="x", metric="loss")["error"]
 
 
-def test_rewards_in_bins_and_the_groups_behind_them(ask):
-    found = ask("/api/rollouts", run="rl")
+def test_reward_histogram_and_its_groups(get_json):
+    found = get_json("/api/rollouts", run="rl")
     assert found["counts"] == {
         "issued": 4,
         "trained": 1,
@@ -178,16 +178,16 @@ def test_rewards_in_bins_and_the_groups_behind_them(ask):
     assert found["histogram"]["counts"]["words"][-1] == 6
     assert [group["ordinal"] for group in found["groups"]] == [3, 2, 1, 0]
     assert found["groups"][3]["rewards"] == [0.0, 1.0, 0.0, 1.0]
-    zero = ask("/api/rollouts", run="rl", low=0.0, high=0.05)
+    zero = get_json("/api/rollouts", run="rl", low=0.0, high=0.05)
     assert [group["ordinal"] for group in zero["groups"]] == [0]
-    assert [g["ordinal"] for g in ask("/api/rollouts", run="rl", status="filtered")["groups"]] == [
-        1
-    ]
-    assert ask("/api/rollouts", run="rl", before=1)["window"] == 1
+    assert [
+        g["ordinal"] for g in get_json("/api/rollouts", run="rl", status="filtered")["groups"]
+    ] == [1]
+    assert get_json("/api/rollouts", run="rl", before=1)["window"] == 1
 
 
-def test_failures_by_reason(ask):
-    found = ask("/api/failures", run="rl")
+def test_failures_by_reason(get_json):
+    found = get_json("/api/failures", run="rl")
     (lost,) = found["rollouts"]
     assert (lost["kind"], lost["where"], lost["count"]) == ("environment", "start", 4)
     assert lost["message"] == f"disk full {HOSTILE}"
@@ -197,14 +197,18 @@ def test_failures_by_reason(ask):
     assert reasons["failed", "4 of 4 attempts: world at start"] == 1
 
 
-def test_attempts_side_by_side_with_thoughts_and_calls_apart(ask):
-    found = ask("/api/group", run="rl", ordinal=0)
+def test_rollouts_of_a_group_with_reasoning_and_calls_separated(get_json):
+    found = get_json("/api/group", run="rl", ordinal=0)
     assert [rollout["reward"] for rollout in found["rollouts"]] == [0.0, 1.0, 0.0, 1.0]
-    told = [
-        (said["role"], said["sampled"], [(part["kind"], part["text"]) for part in said["parts"]])
-        for said in found["rollouts"][1]["messages"]
+    shown = [
+        (
+            message["role"],
+            message["sampled"],
+            [(part["kind"], part["text"]) for part in message["parts"]],
+        )
+        for message in found["rollouts"][1]["messages"]
     ]
-    assert told == [
+    assert shown == [
         ("user", False, [("text", f"Say {HOSTILE} twice.")]),
         (
             "assistant",
@@ -220,8 +224,8 @@ def test_attempts_side_by_side_with_thoughts_and_calls_apart(ask):
     ]
 
 
-def test_one_attempt_token_by_token(ask):
-    found = ask("/api/rollout", run="rl", ordinal=0, rollout=1)
+def test_one_rollout_token_by_token(get_json):
+    found = get_json("/api/rollout", run="rl", ordinal=0, rollout=1)
     count = len(found["ids"])
     columns = ("pieces", "special", "sampled", "trained", "logprob", "version", "turn")
     columns += ("log_ratio", "advantage", "kept")
@@ -238,8 +242,8 @@ def test_one_attempt_token_by_token(ask):
     assert found["turn"][0] == 0 and found["turn"][-1] == 1
 
 
-def test_what_was_not_trained_has_no_ratio(ask):
-    found = ask("/api/rollout", run="rl", ordinal=1, rollout=0)
+def test_untrained_tokens_have_no_ratio(get_json):
+    found = get_json("/api/rollout", run="rl", ordinal=1, rollout=0)
     assert set(found["log_ratio"]) == {None}
     assert found["step"] is None
 
@@ -252,12 +256,12 @@ def test_what_was_not_trained_has_no_ratio(ask):
         ("/api/engine/live", {}, "--engine-url URL"),
     ],
 )
-def test_what_is_not_there_is_said(ask, path, query, why):
-    assert why in ask(path, 404, run="rl", **query)["error"]
+def test_missing_runs_groups_and_rollouts_get_404(get_json, path, query, why):
+    assert why in get_json(path, 404, run="rl", **query)["error"]
 
 
 @pytest.mark.parametrize("share", [0.5, 0.99])
-def test_a_ledger_that_was_not_copied_whole_is_named(folder, tmp_path, share):
+def test_a_truncated_ledger_is_named(folder, tmp_path, share):
     whole = (folder / "rl" / "ledger.sqlite").read_bytes()
     (tmp_path / "rl").mkdir()
     (tmp_path / "rl" / "metrics.jsonl").write_bytes((folder / "rl" / "metrics.jsonl").read_bytes())
@@ -265,12 +269,12 @@ def test_a_ledger_that_was_not_copied_whole_is_named(folder, tmp_path, share):
     client = client_of(tmp_path)
     answers = [client.get(path, params=query) for path, query in ASKED]
     assert {answer.status_code for answer in answers} == {200, 404}
-    told = [answer.json()["error"] for answer in answers if answer.status_code == 404]
-    assert any("ledger.sqlite" in error for error in told)
+    shown = [answer.json()["error"] for answer in answers if answer.status_code == 404]
+    assert any("ledger.sqlite" in error for error in shown)
 
 
-def test_the_timeline_has_lanes_and_gaps(ask):
-    found = ask("/api/timeline", run="rl")
+def test_the_timeline_has_lanes_and_gaps(get_json):
+    found = get_json("/api/timeline", run="rl")
     assert len(found["bars"]) == 12
     ends = {}
     for bar in found["bars"]:
@@ -283,17 +287,17 @@ def test_the_timeline_has_lanes_and_gaps(ask):
     assert found["before"] is None
 
 
-def test_the_engine_the_tree_and_the_network(ask):
-    assert [row["running"] for row in ask("/api/engine", run="rl")["rows"]] == [0, 1, 2]
-    tree = ask("/api/prefix_tree", run="rl")
+def test_engine_prefix_tree_and_network_pages(get_json):
+    assert [row["running"] for row in get_json("/api/engine", run="rl")["rows"]] == [0, 1, 2]
+    tree = get_json("/api/prefix_tree", run="rl")
     assert tree["rollouts"] == 12
     assert tree["unique_tokens"] < tree["total_tokens"] / 8
-    network = ask("/api/network", run="rl")
+    network = get_json("/api/network", run="rl")
     assert network["rows"][0]["indexer"][0]["queries"] == [2, 3]
     assert network["expert_imbalance"] == [[1, 1.5], [2, 1.25]]
 
 
-def test_a_report_is_made_on_the_way_and_not_written(folder):
+def test_a_report_is_rendered_without_writing_a_file(folder):
     text = client_of(folder).get("/report", params={"run": "rl"}).text
     assert "<h1>" in text and "reward" in text
     assert not (folder / "rl" / "report.html").exists()
@@ -306,7 +310,7 @@ def test_a_run_without_a_tokenizer_shows_ids(tmp_path):
     found = client_of(tmp_path).get("/api/rollout?run=rl&ordinal=0&rollout=0").json()
     assert found["pieces"] == [f"[{token}]" for token in found["ids"]]
     group = client_of(tmp_path).get("/api/group?run=rl&ordinal=0").json()
-    roles = [said["role"] for said in group["rollouts"][0]["messages"]]
+    roles = [message["role"] for message in group["rollouts"][0]["messages"]]
     assert roles == ["prompt", "reply", "prompt", "reply"]
 
 
@@ -316,7 +320,7 @@ def test_numbers_that_are_not_finite_are_gaps(tmp_path):
     assert found["run"]["y"] == [1.0, None, 2.0]
 
 
-def test_what_is_added_while_it_looks_is_seen(tmp_path):
+def test_new_steps_are_shown_while_running(tmp_path):
     run = write_rl_run(tmp_path / "rl")
     client = client_of(tmp_path)
     assert client.get("/api/runs").json()["runs"][0]["step"] == 2
@@ -345,10 +349,10 @@ def test_the_demo_shows_everything(tmp_path):
     assert client.get("/api/network", params={"run": name}).json()["rows"][0]["indexer"]
 
 
-# --- what it leaves alone -------------------------------------------------------------------------
+# --- read-only ------------------------------------------------------------------------------------
 
 
-def test_looking_at_everything_changes_nothing(folder):
+def test_requests_change_no_file(folder):
     before = digests(folder)
     client = client_of(folder)
     for path, query in ASKED:
@@ -357,12 +361,12 @@ def test_looking_at_everything_changes_nothing(folder):
 
 
 def bytes_read() -> int:
-    """By this process so far, from files or their cache."""
+    """Bytes this process has read so far, from files or the page cache."""
     return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
-def test_a_hundred_thousand_trajectories_are_not_read_to_be_shown(tmp_path):
+def test_showing_rollouts_does_not_read_a_hundred_thousand_trajectories(tmp_path):
     run = write_large(tmp_path / "large", 100_000)
     whole = sum((run / name).stat().st_size for name in ("ledger.sqlite", "rollouts.jsonl"))
     assert whole > 40e6

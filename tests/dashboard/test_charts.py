@@ -29,7 +29,7 @@ def percents(figure, side):
     return {span.text: float(span.get("style").split(":")[1].rstrip("%")) for span in box}
 
 
-def test_points_stand_where_the_axes_say():
+def test_points_are_placed_by_the_axes():
     figure = drawn(line([0.0, 4.0, 10.0], x=[0, 50, 200]), y=ChartAxis("nats", zero=True))
     (piece,) = points(only(figure, "line"))
     across, upwards = percents(figure, "x"), percents(figure, "y")
@@ -39,7 +39,7 @@ def test_points_stand_where_the_axes_say():
         assert (x, 1000 - y) == pytest.approx((10 * percent_x, 10 * percent_y), abs=0.2)
 
 
-def test_a_logarithmic_axis_gives_equal_room_to_equal_ratios():
+def test_a_logarithmic_axis_gives_equal_space_to_equal_ratios():
     figure = drawn(line([1.0, 10.0, 100.0]), y=ChartAxis("norm", log=True))
     (piece,) = points(only(figure, "line"))
     (_, bottom), (_, middle), (_, top) = piece
@@ -55,14 +55,14 @@ def test_grid_lines_and_labels_agree():
     assert rows == pytest.approx(sorted(10 * p for p in percents(figure, "y").values()), abs=0.2)
 
 
-def test_a_value_that_is_not_finite_leaves_a_gap_and_is_told():
+def test_a_non_finite_value_leaves_a_gap_and_is_reported():
     figure = drawn(line([1.0, 2.0, NAN, 3.0, float("inf"), 2.0], step=[1, 2, 3, 4, 5, 6]))
     assert [len(piece) for piece in points(only(figure, "line"))] == [2, 1, 1]
-    assert only(figure, "line").get("d").endswith("h0")  # a point alone is still seen
+    assert only(figure, "line").get("d").endswith("h0")  # a single point is still visible
     assert "Not shown: loss NaN at 3 and 1 more." in words(figure)
 
 
-def test_zero_has_no_place_on_a_logarithmic_axis_and_is_told():
+def test_zero_on_a_logarithmic_axis_is_left_out_and_reported():
     figure = drawn(line([0.0, 1.0, 10.0]), y=ChartAxis("norm", log=True))
     assert [len(piece) for piece in points(only(figure, "line"))] == [2]
     assert "Not shown: loss 0 at 0." in words(figure)
@@ -70,7 +70,7 @@ def test_zero_has_no_place_on_a_logarithmic_axis_and_is_told():
 
 @pytest.mark.parametrize("y", [[], [NAN, NAN], [3.0], [2.0, 2.0], [0.0], [-1.0, -2.0]])
 @pytest.mark.parametrize("log", [False, True])
-def test_any_values_make_a_picture(y, log):
+def test_any_values_can_be_drawn(y, log):
     figure = drawn(line(y), y=ChartAxis("nats", log=log))
     places = [place for piece in points(only(figure, "line")) for place in piece]
     assert all(-0.1 <= number <= 1000.1 for place in places for number in place)
@@ -82,7 +82,7 @@ def test_a_spike_survives_a_hundred_thousand_steps():
     figure = drawn(line(values), smooth=1000)
     raw = [place for piece in points(only(figure, "raw")) for place in piece]
     assert len(raw) < 2000
-    assert min(height for _, height in raw) < 100  # up is towards zero
+    assert min(height for _, height in raw) < 100  # up is smaller
     assert len(json.dumps(json.loads(figure.get("data-chart")))) < 100_000
 
 
@@ -93,13 +93,13 @@ def test_the_average_is_drawn_over_the_single_steps():
     assert len(points(only(figure, "raw"))[0]) == 100
 
 
-def test_measurements_now_and_then_are_not_averaged():
+def test_sparse_measurements_are_not_averaged():
     figure = drawn(line([1.0, 2.0] * 20, marks=True), smooth=9)
     assert not of_class(figure, "smooth")
     assert len(points(only(figure, "dots"))) == 40
 
 
-def test_a_rule_is_within_the_picture_and_named_at_its_height():
+def test_a_reference_line_is_inside_the_chart_and_labelled():
     figure = drawn(line([1.0, 2.0]), rules=[ReferenceLine("unigram entropy", 8.0)])
     start, _ = only(figure, "rule").get("d").split("H")
     height = float(start.split()[1])
@@ -109,15 +109,15 @@ def test_a_rule_is_within_the_picture_and_named_at_its_height():
     assert float(name.get("style").removeprefix("top:").rstrip("%")) * 10 == pytest.approx(height)
 
 
-def test_a_band_goes_there_and_back():
+def test_a_band_is_a_closed_path():
     figure = drawn(line([2.0, 3.0], low=[1.0, 2.0], high=[4.0, 5.0]))
     (shape,) = points(only(figure, "band"))
     (piece,) = points(only(figure, "line"))
     assert [x for x, _ in shape] == [0.0, 1000.0, 1000.0, 0.0]
-    assert shape[0][1] > piece[0][1] > shape[3][1]  # low lies below, which is a larger number
+    assert shape[0][1] > piece[0][1] > shape[3][1]  # lower values have a larger y
 
 
-def test_the_readout_knows_what_is_drawn():
+def test_the_readout_matches_the_drawing():
     figure = drawn(line([1.0, NAN, 3.0], x=[10, 20, 40], step=[1, 2, 3]), line([5.0], name="b"))
     chart = json.loads(figure.get("data-chart"))
     assert chart["label"] == "tokens"
@@ -127,17 +127,17 @@ def test_the_readout_knows_what_is_drawn():
     assert first["colour"] != second["colour"]
 
 
-def test_the_picture_is_told_in_words():
+def test_a_chart_has_an_aria_label():
     (drawing,) = drawn(line([7.0, 0.5, 0.6]), rules=[ReferenceLine("unigram entropy", 4.3)]).iter(
         "svg"
     )
-    told = drawing.get("aria-label")
-    assert told == (
+    aria_label = drawing.get("aria-label")
+    assert aria_label == (
         "Loss: loss from 7 at 0 tokens to 0.6 at 2, lowest 0.5, highest 7; unigram entropy 4.3."
     )
 
 
-def test_seeds_stand_on_one_axis_with_their_mean():
+def test_seeds_share_one_axis_with_their_mean():
     figure = ElementTree.fromstring(
         seed_plot("Loss", {"split": [1.0, 3.0], "whole": [2.0, NAN]}, label="nats")
     )
@@ -161,7 +161,7 @@ def test_columns_begin_at_zero():
     assert lengths[1] == pytest.approx(2 * lengths[0], abs=0.2)
 
 
-def test_a_heat_map_says_every_number_and_shades_it():
+def test_a_heat_map_shows_and_shades_every_number():
     figure = ElementTree.fromstring(
         heat_map("skills", ["base", "rl"], ["sums", "search"], [[0.1, None], [1.5, NAN]])
     )
@@ -169,7 +169,7 @@ def test_a_heat_map_says_every_number_and_shades_it():
     assert cells == {"0.1": "--level:0.100", "-": None, "1.5": "--level:1.000", "NaN": None}
 
 
-def test_a_heat_map_may_have_other_ends():
+def test_a_heat_map_may_have_another_range():
     figure = ElementTree.fromstring(
         heat_map("x", ["a"], ["b", "c"], [[30.0, 20.0]], low=20, high=40)
     )
@@ -191,7 +191,7 @@ def test_shares_add_up():
 
 
 @pytest.mark.parametrize("name", ['<script>alert("x")</script>', "a & b's", '" onload="x'])
-def test_a_name_cannot_break_out(name):
+def test_names_are_escaped(name):
     series = [line([1.0, 2.0], name=name), line([1.0, 2.0], name="other")]
     page = line_chart(
         name, series, x=ChartAxis(name), y=ChartAxis(name), rules=[ReferenceLine(name, 1.5)]

@@ -1,4 +1,4 @@
-"""The colours of page.css, by day and by night."""
+"""The colors of page.css in light and dark mode."""
 
 import re
 from importlib.resources import files
@@ -9,7 +9,7 @@ import pytest
 
 STYLE = files("paddock.dashboard").joinpath("page.css").read_text()
 LIGHT, DARK = STYLE.split("prefers-color-scheme: dark", maxsplit=1)
-# What an eye without one kind of cone makes of linear red, green, blue (Machado et al. 2009).
+# Color vision deficiencies on linear red, green, blue (Machado et al. 2009).
 EYES = {
     "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "no long": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
@@ -29,7 +29,7 @@ def linear(colour):
 
 
 def contrast(one, other):
-    """The ratio of the web's accessibility guidelines."""
+    """The contrast ratio of WCAG."""
 
     def luminance(colour):
         red, green, blue = linear(colour)
@@ -40,7 +40,7 @@ def contrast(one, other):
 
 
 def seen(colour, eye):
-    """In CIE Lab, where equal distances look equally far apart."""
+    """The color in CIE Lab, where equal distances look equal."""
     rgb = [sum(m * p for m, p in zip(row, linear(colour), strict=True)) for row in eye]
     r, g, b = (min(1.0, max(0.0, part)) for part in rgb)
     xyz = (
@@ -53,7 +53,7 @@ def seen(colour, eye):
 
 
 @pytest.mark.parametrize("text", [LIGHT, DARK], ids=["day", "night"])
-def test_letters_and_lines_stand_out_from_their_paper(text):
+def test_text_and_lines_have_enough_contrast(text):
     found = colours(text)
     for name in ("ink", "soft", "good", "warn", "bad"):
         assert contrast(found[name], found["paper"]) >= 4.5, name
@@ -63,7 +63,7 @@ def test_letters_and_lines_stand_out_from_their_paper(text):
 
 @pytest.mark.parametrize("eye", EYES)
 @pytest.mark.parametrize("text", [LIGHT, DARK], ids=["day", "night"])
-def test_every_eye_tells_the_curves_apart(text, eye):
+def test_curves_are_distinguishable_with_color_vision_deficiencies(text, eye):
     found = colours(text)
     for one, other in combinations(("c0", "c1", "c2", "c3"), 2):
         assert dist(seen(found[one], EYES[eye]), seen(found[other], EYES[eye])) > 11, (one, other)

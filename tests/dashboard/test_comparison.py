@@ -51,7 +51,7 @@ def test_the_settings_that_differ_are_named(tmp_path):
     assert not [row for row in rows if row.startswith(("seed", "steps", "stage"))]
 
 
-def test_unequal_tokens_are_told(tmp_path):
+def test_unequal_token_counts_are_reported(tmp_path):
     arms = {"long": arm(tmp_path, "a", [1.0]), "short": arm(tmp_path, "b", [1.0], steps=3)}
     assert "trained on different numbers of tokens: long 400, short 300" in words(
         compared(tmp_path, arms)
@@ -63,7 +63,7 @@ def test_equal_tokens_need_no_note(tmp_path):
     assert not of_class(compared(tmp_path, arms), "note")
 
 
-def test_a_run_that_did_not_finish_is_told_and_ends_its_arm(tmp_path):
+def test_an_unfinished_run_is_reported_and_truncates_its_arm(tmp_path):
     whole = write_run(tmp_path / "whole", [4.0, 3.0, 2.0], seed=0)
     killed = write_run(tmp_path / "killed", [6.0, 5.0], seed=1, steps=3)
     other = write_run(tmp_path / "other", [1.0, 1.0, 1.0])
@@ -72,20 +72,20 @@ def test_a_run_that_did_not_finish_is_told_and_ends_its_arm(tmp_path):
     assert charts(main)["arm"]["y"] == [5.0, 4.0]
 
 
-def test_seeds_that_differ_in_more_than_the_seed_are_told(tmp_path):
+def test_seeds_that_differ_in_other_settings_are_reported(tmp_path):
     mixed = arm(tmp_path, "a", [1.0], lr=0.1) + arm(tmp_path, "b", [1.0], lr=0.3)
     main = compared(tmp_path, {"mixed": mixed})
     assert "the runs of mixed differ in optim.lr" in words(main)
 
 
-def test_a_seed_that_diverged_does_not_hide(tmp_path):
+def test_a_diverged_seed_is_shown(tmp_path):
     arms = {"a": arm(tmp_path, "a", [1.0, float("nan")]), "b": arm(tmp_path, "b", [2.0, 2.0])}
     main = compared(tmp_path, arms)
     assert "1 (1 of 2 not finite)" in words(main)
     assert "not finite" in [cell.text for cell in main.iter("td")]
 
 
-def test_names_cannot_break_out(tmp_path):
+def test_names_are_escaped(tmp_path):
     arms = {"<b>x</b>": arm(tmp_path, "a", [1.0]), "y": arm(tmp_path, "b", [1.0])}
     main = compared(tmp_path, arms)
     assert "<b>x</b>" in words(main.find("h1"))
@@ -93,15 +93,15 @@ def test_names_cannot_break_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "metric", "said"),
+    ("names", "metric", "message"),
     [
         ({"a": 1}, None, "at least two runs"),
         ({"a": 2, "b": 0}, None, "every arm at least one"),
         ({"a": 2}, "reward", "metric 'reward' not found; metrics: loss, lr, val_loss"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(tmp_path, names, metric, said):
+def test_runs_that_cannot_be_compared_are_rejected(tmp_path, names, metric, message):
     arms = {name: arm(tmp_path, name, [1.0] * count) for name, count in names.items()}
-    with pytest.raises(ReportError, match=said):
+    with pytest.raises(ReportError, match=message):
         write_comparison(arms, tmp_path / "page.html", metric=metric)
     assert not (tmp_path / "page.html").exists()

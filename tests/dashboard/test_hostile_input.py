@@ -1,4 +1,4 @@
-"""Requests out of range, and runs whose files lead elsewhere."""
+"""Out-of-range requests, and runs with symlinks to other files."""
 
 import json
 import shutil
@@ -57,9 +57,9 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("path", "query"), NUMBERS)
 @pytest.mark.parametrize("number", ["-1", str(2**63), str(10**30), "-1e999", "nan", "1e999", "x"])
-def test_numbers_out_of_range_are_refused_not_failed(folder, path, query, number):
-    asked = {name: number if value == "?" else value for name, value in query.items()}
-    assert client_of(folder).get(path, params=asked).status_code in (200, 404, 422)
+def test_out_of_range_numbers_are_not_server_errors(folder, path, query, number):
+    params = {name: number if value == "?" else value for name, value in query.items()}
+    assert client_of(folder).get(path, params=params).status_code in (200, 404, 422)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_numbers_out_of_range_are_refused_not_failed(folder, path, query, number
         "tokenizer/tokenizer.json",
     ],
 )
-def test_links_out_of_a_run_are_not_followed(folder, tmp_path, name):
-    """Whoever can write a run must not read other files through the eyes of whoever looks at it."""
+def test_symlinks_out_of_a_run_are_not_followed(folder, tmp_path, name):
+    """A writer of a run must not read other files through the dashboard of another user."""
     run, secret = tmp_path / "runs" / "rl", tmp_path / "elsewhere"
     shutil.copytree(folder / "rl", run)
     (run / name).rename(secret)
@@ -90,11 +90,11 @@ def test_links_out_of_a_run_are_not_followed(folder, tmp_path, name):
     assert "SECRET" not in "".join(answer.text for answer in answers)
 
 
-def test_a_stage_is_a_folder_of_its_own_plan(tmp_path):
+def test_a_stage_must_be_inside_its_pipeline_folder(tmp_path):
     write_rl_run(tmp_path / "elsewhere")
-    plan = tmp_path / "runs" / "plan"
-    plan.mkdir(parents=True)
+    pipeline = tmp_path / "runs" / "plan"
+    pipeline.mkdir(parents=True)
     events = [{"kind": "pipeline_started"}, {"kind": "stage_finished", "stage": "../../elsewhere"}]
-    (plan / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (pipeline / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     text = client_of(tmp_path / "runs").get("/report", params={"run": "plan"}).text
     assert "elsewhere" in text and "<svg" not in text

@@ -1,4 +1,4 @@
-"""Rows are read from the end, a page at a time; an engine's page of metrics becomes numbers."""
+"""Rows of JSONL files, read in pages from the end; metrics of an engine parsed to numbers."""
 
 import json
 
@@ -18,7 +18,7 @@ def written(path, count):
     return path
 
 
-def test_pages_follow_each_other_without_a_gap_or_a_row_twice(tmp_path, monkeypatch):
+def test_pages_have_no_gap_and_no_duplicate_row(tmp_path, monkeypatch):
     monkeypatch.setattr(jsonl_pages, "PAGE_BYTES", 1000)
     path = written(tmp_path / "rows.jsonl", 50)
     found, before, sizes = [], None, []
@@ -44,14 +44,14 @@ def test_a_row_that_is_longer_than_a_page_is_shown(tmp_path, monkeypatch, torn):
     assert found == wide
 
 
-def test_a_torn_or_damaged_line_is_left_out(tmp_path):
+def test_a_truncated_or_damaged_line_is_skipped(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"time": 1}\n{"time": \n[3]\n\xff\n{"time": 4}\n{"time": 5', "latin-1")
     assert [row["time"] for row in jsonl_pages.read_page(path)[0]] == [1, 4]
     assert jsonl_pages.read_page(tmp_path / "none.jsonl") == ([], 0)
 
 
-def test_a_row_that_is_no_span_is_left_out(tmp_path):
+def test_an_invalid_span_is_skipped(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     wrong = [{"time": 5}, {"time": 1, "started": 2}, {"time": "x", "started": 1}, {"time": 9e99}]
     right = {"time": 5.0, "started": 1.0, "task": "a"}
@@ -65,22 +65,22 @@ def stats(**changes):
     return EngineStats(counters=counted, **(dict.fromkeys(names, 1) | changes))
 
 
-def test_what_our_own_server_shows_is_understood():
+def test_metrics_of_our_own_server_are_parsed():
     shown = MetricsCollector(prefix="sglang:", model="m", clock=lambda: 1.0)
     replicas = [stats(running=3, waiting=2, pages_total=10, pages_used=6), stats(running=1)]
     found = parse_metrics(shown.render(replicas, sessions=2).decode())
     assert (found["num_running_reqs"], found["num_queue_reqs"]) == (4, 3)
-    assert found["token_usage"] == pytest.approx(0.25)  # half of one, nothing of the other
+    assert found["token_usage"] == pytest.approx(0.25)  # half of one replica, nothing of the other
     assert (found["prompt_tokens"], found["generation_tokens"]) == (180, 80)
     assert found["spec_accept_length"] == 2.0
     assert found["weight_version"] == 1
 
 
-def test_a_server_is_asked_once_a_second_and_its_silence_is_said(monkeypatch):
-    asked, answer = [], httpx.Response(200, text="# TYPE a:x gauge\na:x 3\n")
+def test_a_server_is_polled_once_a_second_and_errors_are_reported(monkeypatch):
+    sent, answer = [], httpx.Response(200, text="# TYPE a:x gauge\na:x 3\n")
 
-    def get(url, **given):
-        asked.append((url, given["headers"]))
+    def get(url, **options):
+        sent.append((url, options["headers"]))
         if answer is None:
             raise httpx.ConnectError("refused")
         answer.request = httpx.Request("GET", url)
@@ -92,7 +92,7 @@ def test_a_server_is_asked_once_a_second_and_its_silence_is_said(monkeypatch):
     for now[0] in (0.0, 0.5, 1.0):
         found = watch.poll(lambda: now[0])
     assert [row["x"] for row in found["rows"]] == [3.0, 3.0]
-    assert asked == [("http://engine:9/metrics", {"Authorization": "Bearer k"})] * 2
+    assert sent == [("http://engine:9/metrics", {"Authorization": "Bearer k"})] * 2
     answer = None
     found = watch.poll(lambda: 9.0)
     assert len(found["rows"]) == 2 and "refused" in found["error"]

@@ -47,32 +47,32 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_story_knows_the_best_and_what_is_left_of_it(folder):
-    story = read_pipeline_report(folder)
-    assert story.seed == 7
-    assert [stage.name for stage in story.stages] == ["sft", "rl", "general"]
-    assert story.best_score("reasoning") == 0.9
-    assert story.retained("reasoning") == "50%"
-    assert story.best_score("loss") == 1.0
-    assert story.retained("loss") == "+0.300"
+def test_best_and_retained_scores(folder):
+    report = read_pipeline_report(folder)
+    assert report.seed == 7
+    assert [stage.name for stage in report.stages] == ["sft", "rl", "general"]
+    assert report.best_score("reasoning") == 0.9
+    assert report.retained("reasoning") == "50%"
+    assert report.best_score("loss") == 1.0
+    assert report.retained("loss") == "+0.300"
 
 
-def test_a_stage_run_anew_replaces_what_was_measured(folder):
+def test_a_rerun_stage_replaces_its_scores(folder):
     with Journal(folder) as journal:
         journal.log_event("stage_reset", stage="general")
         journal.log_event("stage_finished", stage="general", seconds=5.0)
         journal.log_event("suite_result", stage="general", suite="reasoning", score=0.8)
-    story = read_pipeline_report(folder)
-    assert story.stages[-1].scores == {"reasoning": 0.8}
-    assert story.retained("reasoning") == "89%"
+    report = read_pipeline_report(folder)
+    assert report.stages[-1].scores == {"reasoning": 0.8}
+    assert report.retained("reasoning") == "89%"
 
 
-def test_the_page_holds_the_story_and_escapes_what_models_say(folder):
+def test_the_page_shows_the_report_and_escapes_model_output(folder):
     text = write_pipeline_report(folder).read_text()
-    for told in ("thinks", "two and two", "2 + 2 &lt;?&gt;", "calc(", "1 min 40 s", "50%"):
-        assert told in text
+    for part in ("thinks", "two and two", "2 + 2 &lt;?&gt;", "calc(", "1 min 40 s", "50%"):
+        assert part in text
     assert "<?>" not in text
-    assert "Run folder not found" in text  # of sft, which has none here
+    assert "Run folder not found" in text  # for sft, which has no folder here
 
 
 def test_a_stage_with_several_tasks_shows_the_reward_of_each(folder):
@@ -86,6 +86,6 @@ def test_a_stage_with_several_tasks_shows_the_reward_of_each(folder):
     assert "steps" in text
 
 
-def test_a_folder_without_a_plan_is_refused(tmp_path):
+def test_a_folder_without_a_pipeline_is_rejected(tmp_path):
     with pytest.raises(ReportError, match="not a pipeline run"):
         read_pipeline_report(tmp_path)

@@ -1,4 +1,4 @@
-"""The page in a real browser: what scripts and style sheets do, which no parser can tell."""
+"""The report page in a real browser: scripts and style sheets."""
 
 import subprocess
 from pathlib import Path
@@ -44,8 +44,8 @@ MEASURE = """<script>addEventListener("load", () =>
   say([innerWidth, document.documentElement.scrollWidth]))</script>"""
 
 
-def said(page: Path, script: str) -> list[str]:
-    """What a script says about the page, in a window as wide as a telephone."""
+def run_script(page: Path, script: str) -> list[str]:
+    """The output of a script on the page, in a phone-sized window."""
     page.write_text(page.read_text().replace("</body>", f"{SAY}{script}</body>"))
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={page}-profile", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -53,10 +53,10 @@ def said(page: Path, script: str) -> list[str]:
     return [words(line) for line in of_class(ElementTree.fromstring(main), "log")]
 
 
-def test_the_pointer_reads_the_curves(tmp_path):
+def test_the_readout_follows_the_pointer(tmp_path):
     losses = [8.0 - step / 50 for step in range(200)]
     run = write_run(tmp_path / "run", losses, held_out={200: 3.5})
-    assert said(write_report(run), ACT) == [
+    assert run_script(write_report(run), ACT) == [
         "9,800 tokens, step 98 loss 6.07 (6.06) val loss 3.5 at 20K",
         "9,800 tokens, step 98 loss 6.06 val loss 3.5 at 20K",
         "20K tokens, step 200 val loss 3.5",
@@ -65,7 +65,7 @@ def test_the_pointer_reads_the_curves(tmp_path):
 
 
 @pytest.mark.parametrize("pages", ["report", "comparison"])
-def test_a_telephone_need_not_scroll_sideways(tmp_path, pages):
+def test_no_horizontal_scrolling_on_a_phone(tmp_path, pages):
     arms = {
         name: [write_run(tmp_path / f"{name[:2]}{seed}", [2.0, 1.0], seed=seed) for seed in (0, 1)]
         for name in ("an arm whose name is rather long, as names of arms are", "other")
@@ -73,5 +73,5 @@ def test_a_telephone_need_not_scroll_sideways(tmp_path, pages):
     page = write_comparison(arms, tmp_path / "comparison.html")
     if pages == "report":
         page = write_report(next(iter(arms.values()))[0])
-    window, content = said(page, MEASURE)
+    window, content = run_script(page, MEASURE)
     assert int(content) <= int(window) <= 500

@@ -1,4 +1,4 @@
-"""Which runs are found, how they are called, and that a run is read as it grows."""
+"""Run index: which runs are found, their names, and incremental reading."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from paddock.dashboard.run_view import LiveRunView, ReportError
 from tests.dashboard.runs import write_run
 
 
-def test_runs_are_found_below_a_folder_and_named_by_where_they_lie(tmp_path):
+def test_runs_below_a_folder_are_named_by_their_path(tmp_path):
     write_run(tmp_path / "nano" / "sft", [2.0])
     write_run(tmp_path / "nano" / "sft" / "checkpoints" / "not-this", [2.0])
     write_run(tmp_path / ".hidden", [2.0])
@@ -22,13 +22,13 @@ def test_runs_are_found_below_a_folder_and_named_by_where_they_lie(tmp_path):
     assert both.folder("nano/sft") == tmp_path / "nano" / "sft"
 
 
-def test_two_folders_of_one_name_are_told_apart(tmp_path):
+def test_two_folders_with_the_same_name_get_different_names(tmp_path):
     first, second = write_run(tmp_path / "a" / "x", [1.0]), write_run(tmp_path / "b" / "x", [1.0])
-    shelf = RunIndex([first, second])
-    assert [shelf.folder(name) for name in shelf.names()] == [first, second]
+    index = RunIndex([first, second])
+    assert [index.folder(name) for name in index.names()] == [first, second]
 
 
-def test_links_lead_nowhere(tmp_path):
+def test_symlinks_are_not_followed(tmp_path):
     write_run(tmp_path / "outside" / "run", [2.0])
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "link").symlink_to(tmp_path / "outside")
@@ -43,17 +43,17 @@ def test_a_name_is_never_a_path(tmp_path, name):
         RunIndex([tmp_path]).run(name)
 
 
-def test_a_run_that_begins_later_is_found_and_one_that_goes_is_lost(tmp_path):
+def test_new_runs_are_found_and_deleted_runs_removed(tmp_path):
     now = [0.0]
-    shelf = RunIndex([tmp_path], clock=lambda: now[0])
-    assert shelf.names() == []
+    index = RunIndex([tmp_path], clock=lambda: now[0])
+    assert index.names() == []
     run = write_run(tmp_path / "run", [2.0])
     now[0] = 10.0
-    assert shelf.names() == ["run"]
+    assert index.names() == ["run"]
     for file in run.iterdir():
         file.unlink()
     with pytest.raises(ReportError, match="run not found"):
-        shelf.run("run")
+        index.run("run")
 
 
 def test_only_what_was_added_is_read_again(tmp_path, monkeypatch):
@@ -72,27 +72,27 @@ def test_only_what_was_added_is_read_again(tmp_path, monkeypatch):
         "follow",
         lambda path, offset=0: offsets.append(offset) or true_follow(path, offset),
     )
-    assert run.refresh().steps_done == 3  # the torn line waits
+    assert run.refresh().steps_done == 3  # the incomplete line is not read yet
     assert before in offsets
     offsets.clear()
     assert run.refresh().steps_done == 3
-    assert offsets == []  # nothing was added, nothing is read
+    assert offsets == []  # nothing new is read
     with metrics.open("a") as file:
         file.write('ss": 0.25}\n')
     assert run.refresh().curve("loss").y == [2.0, 1.0, 0.5, 0.25]
 
 
-def test_a_file_that_was_replaced_is_read_anew(tmp_path):
+def test_a_replaced_file_is_read_again(tmp_path):
     run = LiveRunView(write_run(tmp_path / "run", [2.0, 1.0]))
     assert run.refresh().steps_done == 2
     other = tmp_path / "other.jsonl"
-    line = json.dumps({"step": 9, "loss": 3.0, "note": "y" * 2000})  # longer than what was there
+    line = json.dumps({"step": 9, "loss": 3.0, "note": "y" * 2000})  # longer than the old content
     other.write_text(line + "\n")
     os.replace(other, tmp_path / "run" / "metrics.jsonl")
     assert run.refresh().curve("loss").y == [3.0]
 
 
-def test_a_run_that_went_back_to_a_checkpoint_forgets_what_lay_beyond(tmp_path):
+def test_a_resumed_run_drops_the_steps_after_its_checkpoint(tmp_path):
     run = LiveRunView(write_run(tmp_path / "run", [2.0, 1.0, 0.5], steps=4))
     run.refresh()
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
@@ -100,14 +100,14 @@ def test_a_run_that_went_back_to_a_checkpoint_forgets_what_lay_beyond(tmp_path):
     assert run.refresh().curve("loss").y == [2.0, 7.0]
 
 
-def test_a_summary_says_how_a_run_does(tmp_path):
+def test_a_summary_of_a_run(tmp_path):
     run = LiveRunView(write_run(tmp_path / "run", [2.0, 1.0], held_out={2: 1.5})).refresh()
     found = summarize_run("run", run, now=2000.0)
     assert (found.status, found.step, found.of, found.metric) == ("finished", 2, 2, "val_loss")
     assert (found.value, found.seconds, found.ledger, found.pipeline) == (1.5, 1.0, False, False)
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_spike(tmp_path):
+def test_a_long_curve_is_downsampled_and_keeps_its_spike(tmp_path):
     lines = [{"time": 5.0 + i, "step": i + 1, "loss": 1.0} for i in range(20_000)]
     lines[12_345]["loss"] = 99.0
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")

@@ -25,7 +25,7 @@ def page_of(run, now=DAYS_LATER):
 
 
 def chart(main, title):
-    """What the named picture tells the pointer."""
+    """The readout data of the named chart."""
     (found,) = [
         figure
         for figure in main.iter("figure")
@@ -52,7 +52,7 @@ def test_a_finished_run_shows_its_curve_against_the_unigram_entropy(tmp_path):
     assert tile(main, "validation loss") == "1.25 25% of unigram entropy, 5"
 
 
-def test_the_page_stands_alone(tmp_path):
+def test_the_page_is_self_contained(tmp_path):
     text = write_report(write_run(tmp_path / "run", [2.0, 1.0])).read_text()
     assert not re.findall(r"https?:|//cdn|@import|url\(|<link|src=", text)
 
@@ -65,7 +65,7 @@ def test_the_page_stands_alone(tmp_path):
             self.open.append(tag)
 
         def handle_startendtag(self, tag, attrs):
-            assert tag in ("meta", "input")  # others may not close themselves in HTML
+            assert tag in ("meta", "input")  # other elements are not self-closing in HTML
 
         def handle_endtag(self, tag):
             assert self.open.pop() == tag
@@ -79,12 +79,12 @@ def test_the_page_stands_alone(tmp_path):
     ("written", "now", "status"),
     [(3, 1010.0, "running"), (3, DAYS_LATER, "stopped"), (9, DAYS_LATER, "finished")],
 )
-def test_the_status_is_what_the_journal_and_the_clock_say(tmp_path, written, now, status):
+def test_the_status_follows_from_the_journal_and_the_clock(tmp_path, written, now, status):
     run = write_run(tmp_path / "run", [1.0] * written, steps=9)
     assert of_class(page_of(run, now), "status")[0].text == status
 
 
-def test_a_slow_run_is_given_time(tmp_path):
+def test_a_slow_run_counts_as_running_for_longer(tmp_path):
     run = write_run(tmp_path / "run", [], steps=9)
     with Journal(run, clock=lambda: 2000.0) as journal:
         journal.log_metrics(1, loss=1.0, step_time_s=300.0)
@@ -92,29 +92,29 @@ def test_a_slow_run_is_given_time(tmp_path):
     assert read_run(run).status(2000.0 + 7000) == "stopped"
 
 
-def test_a_plan_runs_while_a_stage_of_it_does_and_is_finished_at_its_end(tmp_path):
-    plan = tmp_path / "plan"
-    with Journal(plan, clock=lambda: 2000.0) as journal:
+def test_a_pipeline_runs_while_a_stage_runs_and_finishes_at_its_end(tmp_path):
+    pipeline = tmp_path / "plan"
+    with Journal(pipeline, clock=lambda: 2000.0) as journal:
         journal.log_event("pipeline_started", stages=["first"], seed=0)
-        assert read_run(plan).status(2000.0 + 7000) == "stopped"
-        (plan / "first").mkdir()
-        (plan / "first" / "metrics.jsonl").touch()
-        os.utime(plan / "first" / "metrics.jsonl", (8900.0, 8900.0))
-        assert read_run(plan).status(2000.0 + 7000) == "running"
+        assert read_run(pipeline).status(2000.0 + 7000) == "stopped"
+        (pipeline / "first").mkdir()
+        (pipeline / "first" / "metrics.jsonl").touch()
+        os.utime(pipeline / "first" / "metrics.jsonl", (8900.0, 8900.0))
+        assert read_run(pipeline).status(2000.0 + 7000) == "running"
         journal.log_event("pipeline_finished")
-        assert read_run(plan).status(DAYS_LATER) == "finished"
-        journal.log_event("pipeline_started", stages=["first"], seed=0)  # called again, and killed
-        assert read_run(plan).status(DAYS_LATER) == "stopped"
+        assert read_run(pipeline).status(DAYS_LATER) == "finished"
+        journal.log_event("pipeline_started", stages=["first"], seed=0)  # run again, and killed
+        assert read_run(pipeline).status(DAYS_LATER) == "stopped"
 
 
-def test_a_torn_last_line_is_left_out(tmp_path):
+def test_a_truncated_last_line_is_skipped(tmp_path):
     run = write_run(tmp_path / "run", [3.0, 2.0], steps=5)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"time": 1, "step": 3, "lo')
     assert chart(page_of(run), "Loss nats/token")["series"][0]["y"] == [3, 2]
 
 
-def test_a_damaged_line_is_told_and_what_precedes_it_is_shown(tmp_path):
+def test_a_damaged_line_is_reported_and_earlier_lines_are_shown(tmp_path):
     run = write_run(tmp_path / "run", [3.0, 2.0], steps=5)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('garbage\n{"step": 4, "loss": 1.0}\n')
@@ -123,13 +123,13 @@ def test_a_damaged_line_is_told_and_what_precedes_it_is_shown(tmp_path):
     assert chart(main, "Loss nats/token")["series"][0]["y"] == [3, 2]
 
 
-def test_numbers_that_are_not_finite_are_gaps_and_are_told(tmp_path):
+def test_non_finite_numbers_are_gaps_and_are_reported(tmp_path):
     main = page_of(write_run(tmp_path / "run", [3.0, NAN, float("inf"), 2.0]))
     assert chart(main, "Loss nats/token")["series"][0]["y"] == [3, None, None, 2]
     assert "Not shown: loss NaN at 2 and 1 more." in words(main)
 
 
-def test_what_a_resumed_run_forgot_is_forgotten(tmp_path):
+def test_steps_dropped_by_a_resume_are_not_shown(tmp_path):
     run = write_run(tmp_path / "run", [5.0, 4.0, 9.0, 9.0, 9.0], steps=5)
     with Journal(run, clock=lambda: 2000.0) as journal:  # back to the checkpoint of step 2
         journal.log_event("started", step=2, of=6)
@@ -150,7 +150,7 @@ def test_the_seconds_of_a_run_add_up(tmp_path):
     assert sum(found.values()) == 1007 - 1001
 
 
-def test_speed_leaves_out_steps_that_evaluate(tmp_path):
+def test_throughput_excludes_steps_that_evaluate(tmp_path):
     run = write_run(tmp_path / "run", [1.0] * 4, held_out={2: 1.0})
     found = throughput_series(read_run(run))
     assert (found.x, found.y) == ([100, 300, 400], [200, 200, 200])
@@ -168,7 +168,7 @@ def test_an_odd_recipe_does_not_hide_the_run(tmp_path, text):
 
 
 @pytest.mark.parametrize("missing", ["events.jsonl", "recipe.toml", "metrics.jsonl"])
-def test_a_missing_file_is_told_and_the_rest_is_shown(tmp_path, missing):
+def test_a_missing_file_is_reported_and_the_rest_is_shown(tmp_path, missing):
     run = write_run(tmp_path / "run", [3.0, 2.0])
     (run / missing).unlink()
     main = page_of(run)
@@ -182,7 +182,7 @@ def test_a_run_killed_before_its_first_step_has_a_page(tmp_path):
     assert "no step was finished" in words(main)
 
 
-def test_a_warm_up_shows_what_learns(tmp_path):
+def test_a_warmup_stage_shows_what_is_trained(tmp_path):
     run = write_run(tmp_path / "run", [], steps=9)
     with Journal(run) as journal:
         for step in (1, 2):
@@ -190,7 +190,7 @@ def test_a_warm_up_shows_what_learns(tmp_path):
     assert chart(page_of(run), "Indexer loss nats/query")["series"][0]["y"] == [7, 3.5]
 
 
-def test_rewards_of_several_tasks_share_a_picture(tmp_path):
+def test_rewards_of_several_tasks_share_a_chart(tmp_path):
     run = tmp_path / "run"
     with Journal(run) as journal:
         for step in range(1, 41):
@@ -206,7 +206,7 @@ def test_rewards_of_several_tasks_share_a_picture(tmp_path):
     chart(main, "Zero-variance groups share of groups with equal rewards")
 
 
-def test_reinforcement_is_drawn_over_updates_whatever_the_replies_length(tmp_path):
+def test_rl_is_drawn_over_updates_and_not_over_tokens(tmp_path):
     run = tmp_path / "run"
     with Journal(run) as journal:
         for step in (1, 2, 3):
@@ -229,20 +229,20 @@ def test_the_reward_of_the_only_task_is_shown_once(tmp_path):
     assert sum("eward" in caption for caption in captions) == 1
 
 
-def test_a_metric_nobody_announced_has_a_picture(tmp_path):
+def test_an_unknown_metric_gets_a_chart(tmp_path):
     run = write_run(tmp_path / "run", [])
     with Journal(run) as journal:
         journal.log_metrics(1, good_mood=0.5)
         journal.log_metrics(2, good_mood=0.7)
     found = chart(page_of(run), "good mood")
-    assert found["label"] == "steps"  # no tokens were counted
+    assert found["label"] == "steps"  # no token counts
     assert found["series"][0]["x"] == [1, 2]
 
 
-def test_held_out_loss_is_told_of_each_source_first_and_last(tmp_path):
+def test_held_out_loss_is_listed_per_source_first_and_last(tmp_path):
     run = write_run(tmp_path / "run", [1.0], held_out={1: 0.75})
     with Journal(run) as journal:
-        journal.log_event("validation", step=[0], loss=7)  # no table of anything
+        journal.log_event("validation", step=[0], loss=7)  # not a table
         for step in (1, 2, 3):
             journal.log_event(
                 "validation", step=step, loss={"code": 3.0 / step, "sums": NAN, "<b>": 2}
@@ -267,19 +267,19 @@ def test_evaluations_are_tables(tmp_path):
     assert "1 2 sparse 0.8 0.7" in tables
 
 
-def test_utilisation_and_memory_come_from_what_was_written_down(tmp_path):
+def test_utilization_and_memory_come_from_the_metrics(tmp_path):
     facts = {"flops_per_token": 6e9, "peak_flops": 4e12, "hardware": {"chip": "H200"}}
     run = write_run(tmp_path / "run", [2.0, 1.0], facts=facts, steps=3)
     with Journal(run) as journal:
         journal.log_metrics(3, loss=1.0, tokens=100, step_time_s=0.5, memory_bytes=3 * 2**30)
     main = page_of(run)
-    assert tile(main, "MFU") == "30.0 % median"  # 200 tokens a second
+    assert tile(main, "MFU") == "30.0 % median"  # 200 tokens/s
     assert tile(main, "peak memory") == "3 GiB"
     assert chart(main, "Memory GiB")["series"][0]["y"] == [3]
     assert "chip H200" in words(main)
 
 
-def test_names_from_a_run_cannot_break_out(tmp_path):
+def test_names_from_a_run_are_escaped(tmp_path):
     evil = "<img src=x onerror=alert(1)>"
     run = write_run(tmp_path / evil.replace("/", ""), [1.0], facts={"hardware": {"chip": evil}})
     (run / "recipe.toml").write_text(f"stage = '{evil}'\n")
@@ -293,22 +293,22 @@ def test_names_from_a_run_cannot_break_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [("nothing", "folder not found"), ("folder", ""), ("file", "folder not found")],
 )
-def test_what_is_no_run_is_refused(tmp_path, made, said):
+def test_a_folder_that_is_not_a_run_is_rejected(tmp_path, made, message):
     place = tmp_path / "place"
     if made == "folder":
         write_run(place / "pretrain", [1.0])
-        said = "it holds neither metrics.jsonl nor events.jsonl; runs in it: pretrain"
+        message = "it holds neither metrics.jsonl nor events.jsonl; runs in it: pretrain"
     elif made == "file":
         place.write_text("")
-    with pytest.raises(ReportError, match=said):
+    with pytest.raises(ReportError, match=message):
         write_report(place)
     assert not (place / "report.html").exists()
 
 
-def test_a_time_beyond_all_calendars_is_no_time(tmp_path):
+def test_an_out_of_range_timestamp_is_ignored(tmp_path):
     run = write_run(tmp_path / "run", [1.0])
     with (run / "events.jsonl").open("a") as file:
         file.write('{"time": 1e14, "kind": "odd"}\n')
@@ -345,7 +345,7 @@ EVENTS = st.lists(
 
 @given(LINES, EVENTS)
 @settings(max_examples=60)
-def test_whatever_the_files_hold_there_is_a_page(lines, events):
+def test_any_file_contents_give_a_page(lines, events):
     with TemporaryDirectory() as folder:
         run = Path(folder)
         for name, records in (("metrics.jsonl", lines), ("events.jsonl", events)):

@@ -1,9 +1,8 @@
-"""A folder in which the commands of README and docs are run as they stand.
+"""Runs the commands of README and docs unchanged in a temporary checkout.
 
-It looks like a checkout in which the laptop's pipeline has run, but the recipes are made small:
-the table SMALLER says how. A few commands have defaults of their own that take long; what the table
-FEWER adds to such a command makes it short. Nothing else about a command is changed, but that a
-server listens on a port that is free.
+The nano pipeline has run in it, with recipes made small by the table SHRINK. Commands whose
+defaults take long get the options of SHORT_OPTIONS. Nothing else of a command is changed, except
+that servers listen on free ports.
 """
 
 import contextlib
@@ -23,8 +22,8 @@ from typer.testing import CliRunner
 from paddock.cli.__main__ import app
 from tests.docs.pages import ROOT, Block
 
-# In recipes, and in those that pages tell the reader to write. Two steps, little text, short rows.
-SMALLER = {
+# For shipped recipes and for those on pages: two steps, little text, short sequences.
+SHRINK = {
     r"^steps = .*$": "steps = 2",
     r"\bcount = \d+": "count = 60",
     r"\bmax_bytes = \d+": "max_bytes = 20000",
@@ -39,15 +38,15 @@ SMALLER = {
     r"^\[\[suites\]\]$": "[[suites]]\nnum_tasks = 2",
     r'(preset|like) = "small"': r'\1 = "nano"',
     r'^dtype = "bfloat16"$': 'dtype = "float32"',
-    # A network that has learnt nothing earns nothing: all groups are alike, and are kept.
+    # An untrained network has reward zero: all groups are zero-variance and must be kept.
     r"^\[rollout\]$": "[sampling]\nmax_new_tokens = 8\n\n"
     "[credit]\nkeep_zero_variance = true\n\n[rollout]",
 }
-# The network that talks has a short memory, so that replies that never end end soon.
+# A short context for the chat model, so that endless replies end soon.
 ALSO = {"nano/sft.toml": ("[init]\n", "[init]\ncontext = 72\n")}
-SMALL_PLANS = ("nano", "small")
-# Added to a command of these; the last of two options counts.
-FEWER = {
+SHRUNK_PIPELINES = ("nano", "small")
+# Appended to these commands; the last of two equal options counts.
+SHORT_OPTIONS = {
     "eval": ["--num-tasks", "2", "--rollouts-per-task", "1"],
     "sample": ["--n", "1", "--num-tasks", "2"],
     "quantize": [
@@ -61,29 +60,29 @@ FEWER = {
     "bench train": ["--steps", "1"],
     "bench kernels": ["--repeats", "1"],
 }
-# What is typed at a command that talks.
+# Input for interactive commands.
 TYPED = {"chat": "Hello\n/think off\n/new\n/quit\n", "env try": "red\n"}
-# What an untrained network may do to a game, and no other failure is forgiven.
+# The only failure that is tolerated: an untrained network may not end its reply.
 ENDLESS = "rollout failed (policy at engine): the reply does not end within"
-SERVERS = {"serve": 8000, "dash": 8001}  # and the ports they take unless told otherwise
+SERVERS = {"serve": 8000, "dash": 8001}  # and their default ports
 PROGRAMS = {"paddock", "python", "torchrun", "curl", "echo"}
 SHELL = re.compile(r"[|<>]|\$\(")
 
 
-class Workshop:
+class CommandRunner:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.done: set[str] = set()  # a command that stands on two pages is run once
+        self.done: set[str] = set()  # a command on two pages is run once
         self._servers: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}  # with their ports
-        self._ports: dict[str, str] = {}  # what a page says, and where that server listens
-        lay_out(folder)
+        self._ports: dict[str, str] = {}  # port on the page -> actual port
+        write_checkout(folder)
 
-    def play(self, block: Block, commands: list[str]) -> None:
-        """One block: its file is written, its code is run, or those of its commands."""
+    def run_block(self, block: Block, commands: list[str]) -> None:
+        """One block: write its file, run its code, or run these of its commands."""
         if block.file:
             target = self.folder / block.file
             target.parent.mkdir(parents=True, exist_ok=True)
-            text = smaller(block.text) if block.file.endswith(".toml") else block.text
+            text = shrink(block.text) if block.file.endswith(".toml") else block.text
             target.write_text(text)
         elif block.language == "python":
             code = compile(self._with_ports(block.text), f"{block.page}:{block.line}", "exec")
@@ -93,7 +92,7 @@ class Workshop:
             self.run(command)
 
     def run(self, command: str) -> None:
-        """Fails with what the command said, if it fails."""
+        """Run a command; a failure raises with its output."""
         program, *words = shlex.split(command)
         assert program in PROGRAMS, f"{command}: neither run nor listed as not run"
         if program == "paddock" and words[0] in SERVERS:
@@ -102,15 +101,15 @@ class Workshop:
         if command in self.done:
             return
         if program == "paddock" and not SHELL.search(command):
-            self._paddock(words, TYPED.get(verb_of(words)))
+            self._paddock(words, TYPED.get(command_of(words)))
         elif piped := re.fullmatch(r'echo "([^"]*)" \| paddock ([^|<>$]*)', command):
             self._paddock(shlex.split(piped[2]), f"{piped[1]}\n")
         else:
             self._bash(command)
         self.done.add(command)
 
-    def rest(self) -> None:
-        """Stops every server, which must end well."""
+    def stop_servers(self) -> None:
+        """Stop every server; each must exit cleanly."""
         codes = {}
         for command, (_, server) in self._servers.items():
             server.terminate()
@@ -121,8 +120,10 @@ class Workshop:
     # --- ways to run ------------------------------------------------------------------------------
 
     def _paddock(self, words: list[str], typed: str | None) -> None:
-        words = [self._with_ports(word) for word in (*words, *FEWER.get(verb_of(words), ()))]
-        sys.path.append(str(self.folder))  # as the front door does: the reader's own modules
+        words = [
+            self._with_ports(word) for word in (*words, *SHORT_OPTIONS.get(command_of(words), ()))
+        ]
+        sys.path.append(str(self.folder))  # as the CLI does: modules of the reader
         try:
             with contextlib.chdir(self.folder):
                 found = CliRunner().invoke(app, words, input=typed)
@@ -144,12 +145,12 @@ class Workshop:
             timeout=300,
             check=False,
         )
-        said = done.stdout + done.stderr
-        assert done.returncode == 0, f"{command}\n{said[-3000:]}"
-        assert '"error"' not in done.stdout, f"{command}\n{done.stdout}"  # curl is content with it
+        output = done.stdout + done.stderr
+        assert done.returncode == 0, f"{command}\n{output[-3000:]}"
+        assert '"error"' not in done.stdout, f"{command}\n{done.stdout}"  # curl exits with 0 anyway
 
     def _serve(self, command: str, words: list[str]) -> None:
-        """Until the end, for every page that starts the same. Whoever answers is there."""
+        """Start a server once for all pages; ready when it answers."""
         wanted = words[words.index("--port") + 1] if "--port" in words else f"{SERVERS[words[0]]}"
         if command in self._servers:
             self._ports[wanted] = self._servers[command][0]
@@ -175,7 +176,7 @@ class Workshop:
         return os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def verb_of(words: list[str]) -> str:
+def command_of(words: list[str]) -> str:
     """
     >>> verb_of(["env", "try", "math"]), verb_of(["eval", "folder"])
     ('env try', 'eval')
@@ -183,20 +184,20 @@ def verb_of(words: list[str]) -> str:
     return " ".join(words[: 2 if words[0] in ("env", "bench", "model") else 1])
 
 
-def smaller(text: str) -> str:
-    for pattern, instead in SMALLER.items():
+def shrink(text: str) -> str:
+    for pattern, instead in SHRINK.items():
         text = re.sub(pattern, instead, text, flags=re.MULTILINE)
     return text
 
 
-def lay_out(folder: Path) -> None:
-    """A checkout: README, recipes, and the programs that an installation brings."""
+def write_checkout(folder: Path) -> None:
+    """A checkout: README, recipes, and the installed programs."""
     (folder / "README.md").write_bytes((ROOT / "README.md").read_bytes())
     for recipe in sorted((ROOT / "recipes").rglob("*.toml")):
         place = recipe.relative_to(ROOT / "recipes")
         text = recipe.read_text()
-        if place.parts[0] in SMALL_PLANS:
-            text = smaller(text)
+        if place.parts[0] in SHRUNK_PIPELINES:
+            text = shrink(text)
         if place.as_posix() in ALSO:
             old, new = ALSO[place.as_posix()]
             assert old in text, f"{place}: no {old!r} to change"
@@ -229,9 +230,9 @@ def free_port() -> str:
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[Workshop]:
-    made = Workshop(folder)
+def open_runner(folder: Path) -> Iterator[CommandRunner]:
+    made = CommandRunner(folder)
     try:
         yield made
     finally:
-        made.rest()
+        made.stop_servers()

@@ -132,8 +132,8 @@ def test_the_answer_of_a_circuit_is_its_output():
         values = {n: int(v) for n, v in re.findall(r"(i\d) = (\d)", problem.question)}
         for gate, a, word, b in re.findall(r"(g\d+) = (\w+) ([A-Z]+) (\w+)", problem.question):
             values[gate] = gates[word](values[a], values[b])
-        gates = re.search(r"What are (.*?)\?", problem.question)[1].split(", ")
-        assert problem.answer == ", ".join(str(values[gate]) for gate in gates)
+        outputs = re.search(r"What are (.*?)\?", problem.question)[1].split(", ")
+        assert problem.answer == ", ".join(str(values[gate]) for gate in outputs)
 
 
 def guess(task):

@@ -9,7 +9,7 @@ import pytest
 from paddock.journal import EVENTS_FILE, METRICS_FILE, Journal, follow
 from paddock.journal.jsonl import JsonlWriter
 
-# Some lines are long: those a kill can tear.
+# Some lines are long, so that a kill can truncate them.
 WRITER = """
 import sys
 from itertools import count
@@ -46,7 +46,7 @@ def test_a_reader_sees_whole_lines_in_order_while_the_writer_is_killed_again_and
         assert writer.wait() == -signal.SIGKILL
         catch_up()
 
-    with Journal(tmp_path):  # cuts off what the last kill may have torn
+    with Journal(tmp_path):  # removes a line truncated by the last kill
         assert seen[METRICS_FILE] == [record for record, _ in follow(tmp_path / METRICS_FILE)]
     for life in range(lives):
         steps = [record["step"] for record in seen[METRICS_FILE] if record["life"] == life]
@@ -59,7 +59,7 @@ def test_a_file_that_does_not_exist_yet_has_no_records(tmp_path):
     assert list(follow(tmp_path / "none.jsonl")) == []
 
 
-def test_following_goes_on_where_it_stopped_and_never_reads_half_a_line(tmp_path):
+def test_following_continues_where_it_stopped_and_never_reads_half_a_line(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"n": 1}\n{"n": 2}\n{"n"')
     (first, middle), (second, end) = follow(path)
@@ -71,7 +71,7 @@ def test_following_goes_on_where_it_stopped_and_never_reads_half_a_line(tmp_path
     assert [record for record, _ in follow(path, end)] == [{"n": 3}]
 
 
-def test_a_reader_in_the_middle_of_a_torn_line_never_reads_on_into_the_next(tmp_path):
+def test_a_reader_in_a_truncated_line_never_continues_into_the_next(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"n": 1}\n{"n": 2, "pad": "' + b"-" * 1_000_000)
     with path.open("rb") as reader:
@@ -81,7 +81,7 @@ def test_a_reader_in_the_middle_of_a_torn_line_never_reads_on_into_the_next(tmp_
     assert [record["n"] for record, _ in follow(path)] == [1, 3]
 
 
-def test_a_closed_file_is_never_taken_for_another_that_got_its_number(tmp_path):
+def test_a_closed_file_is_never_confused_with_one_that_reuses_its_descriptor(tmp_path):
     closed = JsonlWriter(tmp_path / "a.jsonl")
     closed.close()
     with (tmp_path / "b.jsonl").open("wb"), pytest.raises(OSError):
@@ -96,7 +96,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "a.jsonl")
 
 
-def test_a_line_the_disk_has_no_room_for_is_an_error_and_the_last_line(tmp_path):
+def test_a_line_that_does_not_fit_on_the_disk_is_an_error_and_the_last_line(tmp_path):
     code = """
 import resource, signal, sys
 from paddock.journal import Journal

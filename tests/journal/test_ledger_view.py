@@ -1,4 +1,4 @@
-"""Looking at a ledger leaves no trace, whatever state it was left in."""
+"""Read-only view of a ledger: it writes nothing, whatever state the ledger is in."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 
 def trace(folder: Path) -> dict[str, tuple[str, int]]:
-    """What is in a folder, and when each file was last written."""
+    """Digest and modification time of each file in a folder."""
     return {
         file.name: (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns)
         for file in sorted(folder.iterdir())
@@ -44,7 +44,7 @@ def writer(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["live", "killed", "killed without its index"])
-def test_what_a_writer_has_not_put_away_yet_is_seen_and_nothing_is_written(writer, tmp_path, state):
+def test_the_write_ahead_log_is_read_and_nothing_is_written(writer, tmp_path, state):
     if state != "live":
         writer.send_signal(signal.SIGKILL)
         writer.wait()
@@ -58,7 +58,7 @@ def test_what_a_writer_has_not_put_away_yet_is_seen_and_nothing_is_written(write
     assert trace(tmp_path) == before
 
 
-def test_a_ledger_that_was_closed_is_read_without_a_lock(tmp_path):
+def test_a_closed_ledger_is_read_without_a_lock(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.issue([GroupRecord(ordinal=0, task="sums", number=0, size=1, issued=0)])
     before = trace(tmp_path)
@@ -69,8 +69,8 @@ def test_a_ledger_that_was_closed_is_read_without_a_lock(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["closed", "live"])
-def test_a_folder_that_cannot_be_written_can_be_read(state):
-    """By somebody without the right to write: root would have it anyway, so another user asks."""
+def test_a_read_only_folder_can_be_read(state):
+    """Run as another user without write permission, because root could write anyway."""
     folder = Path(tempfile.mkdtemp())
     try:
         ledger = Ledger(folder / "ledger.sqlite")
@@ -102,7 +102,7 @@ def test_a_view_cannot_write(tmp_path):
         view.set_metadata("format", 9)
 
 
-def test_what_is_no_ledger_is_said(tmp_path):
+def test_a_file_that_is_not_a_ledger_is_reported(tmp_path):
     with pytest.raises(LedgerError, match="no such ledger"):
         LedgerView(tmp_path / "ledger.sqlite")
     (tmp_path / "ledger.sqlite").write_bytes(b"not a database, but long enough to look" * 90)
@@ -113,7 +113,7 @@ def test_what_is_no_ledger_is_said(tmp_path):
         LedgerView(tmp_path / "empty.sqlite")
 
 
-def test_groups_are_found_by_what_became_of_them(tmp_path):
+def test_groups_are_listed_by_status(tmp_path):
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.issue(
             [
@@ -146,26 +146,26 @@ def test_groups_are_found_by_what_became_of_them(tmp_path):
     }
 
 
-def test_attempts_are_sought_not_scanned(tmp_path):
-    """Their rows hold what they said: a scan would read all of it."""
+def test_rollouts_are_found_by_index_and_not_by_scan(tmp_path):
+    """Rows of rollouts hold their tokens: a scan would read all of them."""
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.issue(
             [GroupRecord(ordinal=i, task="a", number=i, size=2, issued=0) for i in range(9)]
         )
         for ordinal in range(9):
             ledger.record_rollout(ordinal, 0, rollout(ordinal, 0, 1, 2))
-    asked = []
+    queries = []
     with LedgerView(tmp_path / "ledger.sqlite") as view:
-        view._base.set_trace_callback(asked.append)
+        view._base.set_trace_callback(queries.append)
         assert [each.ordinal for each in view.rollout_summaries([2, 3, 7])] == [2, 3, 7]
         view.trajectories(3, 0)
         view._base.set_trace_callback(None)
-        plans = [str(view._base.execute(f"EXPLAIN QUERY PLAN {q}").fetchall()) for q in asked]
+        plans = [str(view._base.execute(f"EXPLAIN QUERY PLAN {q}").fetchall()) for q in queries]
     assert len(plans) == 3
     assert all("SEARCH attempts" in plan and "SCAN" not in plan for plan in plans)
 
 
-def test_what_the_trainer_made_of_tokens_comes_back_and_is_dropped_with_them(tmp_path):
+def test_token_records_round_trip_and_are_dropped_with_their_tokens(tmp_path):
     row = TokenTrainRecord(
         update=4, log_ratio=(0.5, -1.0), advantage=(2.0, 2.0), kept=(True, False)
     )

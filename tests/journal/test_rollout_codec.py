@@ -37,7 +37,7 @@ OUTCOMES = st.one_of(
 
 @settings(max_examples=40)
 @given(st.lists(st.lists(turns(), max_size=3), min_size=1, max_size=3), OUTCOMES)
-def test_an_attempt_reads_back_equal(branches, outcome):
+def test_a_rollout_round_trips(branches, outcome):
     rollout = tuple(
         Trajectory(
             task_id="sums/1",
@@ -52,7 +52,7 @@ def test_an_attempt_reads_back_equal(branches, outcome):
     assert unpack_rollout(pack_rollout(rollout)) == rollout
 
 
-def test_a_token_takes_little_room():
+def test_a_token_takes_few_bytes():
     rng = np.random.default_rng(0)
     ids = tuple(map(int, rng.integers(0, 154_880, 50_000)))
     logprobs = tuple(map(float, -rng.exponential(1.0, 50_000).astype(np.float32)))
@@ -67,19 +67,19 @@ def test_a_token_takes_little_room():
         outcome=Verdict(reward=1.0),
     )
     packed = pack_rollout([rollout])
-    assert len(packed) / 50_000 < 6.5  # random ids and log-probabilities: the worst there is
+    assert len(packed) / 50_000 < 6.5  # random ids and log-probabilities are the worst case
     assert unpack_rollout(packed) == (rollout,)
 
 
-def test_another_format_is_refused():
+def test_another_format_is_rejected():
     with pytest.raises(ValueError, match="rollout format 9 is not supported, expected 1"):
         unpack_rollout(b"\x09" + bytes(20))
 
 
 @pytest.mark.parametrize("reward", [True, 1, np.float32(1.0), np.bool_(True), np.int64(1)])
-def test_a_reward_of_any_kind_of_number_reads_back(reward):
+def test_a_reward_of_any_numeric_type_round_trips(reward):
     verdict = Verdict(reward=reward, parts={"right": reward})
-    said = Trajectory(task_id="t", group_id="g", session_id="s", turns=(), outcome=verdict)
-    (found,) = unpack_rollout(pack_rollout([said]))
+    trajectory = Trajectory(task_id="t", group_id="g", session_id="s", turns=(), outcome=verdict)
+    (found,) = unpack_rollout(pack_rollout([trajectory]))
     assert found.outcome == Verdict(reward=1.0, parts={"right": 1.0})
     assert type(verdict.reward) is float

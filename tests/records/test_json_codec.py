@@ -101,17 +101,17 @@ ATTEMPT = Trajectory(
 
 @settings(max_examples=50)
 @given(messages | tasks | trajectories | st.just(SAMPLE))
-def test_every_record_survives_the_wire_unchanged(record):
+def test_every_record_round_trips_through_json(record):
     assert decode(type(record), json.loads(json.dumps(encode(record), allow_nan=False))) == record
 
 
 @settings(max_examples=20)
 @given(trajectories)
-def test_every_record_survives_a_process_boundary_unchanged(record):
+def test_every_record_round_trips_through_pickle(record):
     assert pickle.loads(pickle.dumps(record)) == record
 
 
-def test_what_was_encoded_shares_nothing_with_the_record():
+def test_an_encoded_record_shares_no_state_with_the_record():
     call = ToolCall(id="c", name="f", arguments={"x": [1]})
     encode(call)["arguments"]["x"].append(2)
     assert call.arguments == {"x": [1]}
@@ -130,7 +130,7 @@ def test_what_was_encoded_shares_nothing_with_the_record():
         ({"loss_mask": [True, True]}, r"TrainSample\.loss_mask: the first token cannot be trained"),
     ],
 )
-def test_what_is_not_the_record_is_refused_by_its_path(change, error):
+def test_an_invalid_encoding_is_rejected_by_its_path(change, error):
     with pytest.raises(RecordDecodeError, match=error):
         decode(TrainSample, encode(SAMPLE) | change)
 
@@ -150,14 +150,14 @@ def test_an_error_deep_inside_names_the_whole_path():
         decode(Message, message)
 
 
-def test_a_whole_number_is_taken_for_a_float():
+def test_an_integer_is_accepted_for_a_float():
     sample = decode(TrainSample, encode(SAMPLE) | {"logprobs": [0, -1]})
     assert sample.logprobs == (0.0, -1.0) and type(sample.logprobs[1]) is float
     with pytest.raises(RecordDecodeError, match=r"Verdict\.reward: expected float, got 1000"):
         decode(Verdict, {"reward": 10**400})
 
 
-def test_an_outcome_is_told_by_its_keys():
+def test_an_outcome_is_recognized_by_its_keys():
     failure = Failure(kind="world", where="tool", what="gone")
     assert decode(Trajectory, encode(replace(ATTEMPT, outcome=failure))).outcome == failure
     for neither in ({}, {"reward": 1.0, "kind": "world"}, None, 1.0):
@@ -167,7 +167,7 @@ def test_an_outcome_is_told_by_its_keys():
             decode(Trajectory, encode(ATTEMPT) | {"outcome": neither})
 
 
-def test_a_record_that_the_wire_cannot_carry_is_our_mistake_not_the_senders():
+def test_an_unsupported_field_type_is_a_type_error():
     @dataclass(frozen=True)
     class Odd:
         tags: set[str]

@@ -4,7 +4,7 @@ from paddock.records import Grammar, LogitBias, SamplingParams
 from paddock.records.json_codec import decode, encode
 
 
-def test_it_travels_unchanged():
+def test_sampling_params_round_trip_through_json():
     whole = SamplingParams(
         max_new_tokens=9,
         temperature=0.5,
@@ -40,17 +40,17 @@ def test_it_travels_unchanged():
         ("thinking_budget", -1, "must not be negative"),
     ],
 )
-def test_what_no_sampler_could_do_is_refused(field, value, why):
+def test_an_invalid_value_is_rejected(field, value, why):
     with pytest.raises(ValueError, match=f"{field}: .*{why}"):
         SamplingParams(**{field: value})
 
 
-def test_less_cannot_exceed_more():
+def test_min_new_tokens_cannot_exceed_max_new_tokens():
     with pytest.raises(ValueError, match="min_new_tokens: 5 exceeds max_new_tokens"):
         SamplingParams(min_new_tokens=5, max_new_tokens=4)
 
 
-def test_next_to_no_temperature_is_none():
+def test_a_tiny_temperature_is_greedy():
     assert SamplingParams(temperature=1e-9).is_greedy
     assert SamplingParams(temperature=1e-9).logprob_temperature == 1.0
     assert not SamplingParams(temperature=0.01).is_greedy

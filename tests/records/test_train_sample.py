@@ -30,12 +30,12 @@ SAMPLE = TrainSample(
         ("oldest_version", -1),
     ],
 )
-def test_a_sample_that_cannot_be_trained_on_is_refused_by_the_name_of_its_field(field, value):
+def test_an_invalid_sample_is_rejected_by_the_name_of_its_field(field, value):
     with pytest.raises(ValueError, match=f"^{field}: "):
         replace(SAMPLE, **{field: value})
 
 
-def test_a_sample_cannot_be_changed():
+def test_a_sample_is_immutable():
     with pytest.raises(FrozenInstanceError):
         SAMPLE.oldest_version = 9
 
