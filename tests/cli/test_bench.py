@@ -163,7 +163,7 @@ def test_concurrency_holds_and_warmup_is_excluded():
 
 def test_a_step_is_timed_and_nothing_is_saved(tmp_path):
     recipe = tmp_path / "stage.toml"
-    recipe.write_text(dump_toml(settings(network_folder(tmp_path / "born"))))
+    recipe.write_text(dump_toml(settings(network_folder(tmp_path / "init"))))
     before = sorted(tmp_path.rglob("*"))
     (row,) = lines(bench("train", recipe, "--steps", 2, "--json"))
     assert sorted(tmp_path.rglob("*")) == before

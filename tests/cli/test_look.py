@@ -17,7 +17,7 @@ def run(tmp_path_factory):
         "sources": (ReasoningSource(name="chains", family="chains", count=60),),
         "held_out_fraction": 0.2,
     }
-    chosen = settings(network_folder(folder / "born"), steps=2, corpus=corpus)
+    chosen = settings(network_folder(folder / "init"), steps=2, corpus=corpus)
     made = run_in(folder / "run", chosen)
     train(made, log=lambda _: None, on_update=lambda _: None)
     return made.folder

@@ -39,7 +39,7 @@ def run(tmp_path_factory):
     home = tmp_path_factory.mktemp("quantize")
     source = ReasoningSource(name="chains", family="chains", count=300)
     corpus = CorpusSettings(sources=(source,), held_out_fraction=0.1)
-    chosen = settings(network_folder(home / "born"), steps=2, corpus=corpus)
+    chosen = settings(network_folder(home / "init"), steps=2, corpus=corpus)
     train(run_in(home / "run", chosen))
     return home / "run"
 

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
         "indexer": {"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
         "eos": tokenizer.special_token_ids.stop_token_ids,
     }
-    target = tmp_path_factory.mktemp("newborn") / "model"
+    target = tmp_path_factory.mktemp("untrained") / "model"
     save_pretrained(Transformer.from_config(latent_config(**two_layers), seed=1), target)
     tokenizer.save(target)
     return target
@@ -226,8 +226,8 @@ with DialogueFile.open(Path(sys.argv[1]), {BEGUN!r}) as harvest:
     for k in range(400):
         if f"a#{{k}}" not in harvest.done:
             worth = float(k % 3 > 0)
-            said = [dict(role="assistant", content=f"{{k}} {LONG}")]
-            line = dict(id=f"a#{{k}}", task="a", messages=said, reward=1.0)
+            messages = [dict(role="assistant", content=f"{{k}} {LONG}")]
+            line = dict(id=f"a#{{k}}", task="a", messages=messages, reward=1.0)
             harvest.add(f"a#{{k}}", line, Verdict(reward=worth), 1.0)
 """
 

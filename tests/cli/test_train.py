@@ -34,7 +34,7 @@ def test_every_shipped_recipe_resolves():
         "rl.toml",
         "pipeline.toml",
         "w4a8.toml",
-    }  # parents of others, or tested elsewhere
+    }  # parents of others, or covered by other tests
     kinds: Counter[type] = Counter()
     for path in RECIPES.rglob("*.toml"):
         if path.name in parts:
@@ -74,7 +74,7 @@ def test_a_dry_run_prints_a_recipe_that_resolves_to_the_same_and_trains_nothing(
 
 
 def test_a_run_prints_plain_lines_without_a_terminal(tmp_path):
-    chosen = settings(network_folder(tmp_path / "born"), steps=2)
+    chosen = settings(network_folder(tmp_path / "init"), steps=2)
     (tmp_path / "recipe.toml").write_text(dump_toml(chosen))
     found = paddock("train", tmp_path / "recipe.toml", "--out", tmp_path / "run")
     assert found.returncode == 0, found.stderr
@@ -88,7 +88,7 @@ def test_a_run_prints_plain_lines_without_a_terminal(tmp_path):
 
 
 def tracked_run(tmp_path: Path, tracker: str, **environment: str) -> Path:
-    chosen = settings(network_folder(tmp_path / "born"), steps=2)
+    chosen = settings(network_folder(tmp_path / "init"), steps=2)
     (tmp_path / "recipe.toml").write_text(dump_toml(chosen))
     words = ("train", tmp_path / "recipe.toml", "--out", tmp_path / "run", "--track", tracker)
     found = paddock(*words, **environment)

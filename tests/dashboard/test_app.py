@@ -18,7 +18,7 @@ from paddock.dashboard.run_index import RunIndex
 from tests.dashboard.ledgers import HOSTILE, write_large, write_rl_run
 from tests.dashboard.runs import write_run
 
-ASKED = (
+REQUESTS = (
     ("/", {}),
     ("/api/runs", {}),
     ("/api/curves", {"run": "rl", "metric": "reward"}),
@@ -119,7 +119,7 @@ def test_no_request_reads_outside_the_runs(folder, path):
     assert "root:" not in answer.text and "def build_app" not in answer.text
 
 
-@pytest.mark.parametrize(("path", "query"), ASKED)
+@pytest.mark.parametrize(("path", "query"), REQUESTS)
 def test_the_content_security_policy_allows_only_our_scripts(folder, path, query):
     policy = client_of(folder).get(path, params=query).headers["content-security-policy"]
     scripts = re.search(r"script-src ([^;]*)", policy)[1]
@@ -267,7 +267,7 @@ def test_a_truncated_ledger_is_named(folder, tmp_path, share):
     (tmp_path / "rl" / "metrics.jsonl").write_bytes((folder / "rl" / "metrics.jsonl").read_bytes())
     (tmp_path / "rl" / "ledger.sqlite").write_bytes(whole[: int(share * len(whole))])
     client = client_of(tmp_path)
-    answers = [client.get(path, params=query) for path, query in ASKED]
+    answers = [client.get(path, params=query) for path, query in REQUESTS]
     assert {answer.status_code for answer in answers} == {200, 404}
     shown = [answer.json()["error"] for answer in answers if answer.status_code == 404]
     assert any("ledger.sqlite" in error for error in shown)
@@ -355,7 +355,7 @@ def test_the_demo_shows_everything(tmp_path):
 def test_requests_change_no_file(folder):
     before = digests(folder)
     client = client_of(folder)
-    for path, query in ASKED:
+    for path, query in REQUESTS:
         assert client.get(path, params=query).status_code == 200, path
     assert digests(folder) == before
 

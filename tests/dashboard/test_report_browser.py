@@ -24,13 +24,13 @@ ACT = """<script>addEventListener("load", () => {
   const plot = document.querySelector(".plot"), box = plot.getBoundingClientRect();
   const move = (share) => plot.dispatchEvent(
     new PointerEvent("pointermove", { clientX: box.left + share * box.width }));
-  const said = () => plot.querySelector(".readout").innerText.replace(/\\s+/g, " ");
+  const readout = () => plot.querySelector(".readout").innerText.replace(/\\s+/g, " ");
   const log = [];
-  move(0.49); log.push(said());
+  move(0.49); log.push(readout());
   document.getElementById("smooth").click();
-  move(0.49); log.push(said());
+  move(0.49); log.push(readout());
   document.querySelector(".legend button").click();
-  move(1); log.push(said());
+  move(1); log.push(readout());
   plot.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
   log.push(String(plot.querySelector(".readout").hidden));
   say(log);

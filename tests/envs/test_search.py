@@ -260,9 +260,9 @@ def test_a_page_whose_id_has_brackets_can_be_opened():
 def test_custom_pages_and_questions(tmp_path):
     pages = [{"id": "a", "title": "Oak", "text": "The oak of Elmtown is 300 years old."}]
     prompts = [{"question": "How old is the oak of Elmtown?", "answer": "300"}]
-    for name, entries in (("pages", pages), ("asked", prompts)):
+    for name, entries in (("pages", pages), ("questions", prompts)):
         (tmp_path / name).write_text("\n".join(map(json.dumps, entries)))
-    changes = {"pages_file": str(tmp_path / "pages"), "train_file": str(tmp_path / "asked")}
+    changes = {"pages_file": str(tmp_path / "pages"), "train_file": str(tmp_path / "questions")}
     changes["index_dir"] = str(tmp_path / "index")
     for _ in range(2):  # the second time the page is in the index already
         taskset = make("search-file", changes)

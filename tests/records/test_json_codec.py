@@ -94,7 +94,7 @@ SAMPLE = TrainSample(
     advantages=(0.0, 0.5),
     oldest_version=3,
 )
-ATTEMPT = Trajectory(
+TRAJECTORY = Trajectory(
     task_id="t", group_id="g", session_id="s", turns=(), outcome=Verdict(reward=1.0)
 )
 
@@ -159,12 +159,12 @@ def test_an_integer_is_accepted_for_a_float():
 
 def test_an_outcome_is_recognized_by_its_keys():
     failure = Failure(kind="world", where="tool", what="gone")
-    assert decode(Trajectory, encode(replace(ATTEMPT, outcome=failure))).outcome == failure
+    assert decode(Trajectory, encode(replace(TRAJECTORY, outcome=failure))).outcome == failure
     for neither in ({}, {"reward": 1.0, "kind": "world"}, None, 1.0):
         with pytest.raises(
             RecordDecodeError, match=r"Trajectory\.outcome: expected Verdict or Failure"
         ):
-            decode(Trajectory, encode(ATTEMPT) | {"outcome": neither})
+            decode(Trajectory, encode(TRAJECTORY) | {"outcome": neither})
 
 
 def test_an_unsupported_field_type_is_a_type_error():

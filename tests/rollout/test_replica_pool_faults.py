@@ -183,7 +183,7 @@ def test_sessions_keep_their_replica_and_hit_its_prefix_cache():
             return Replica(name, seam, _well)
 
         async with ReplicaPool(map(replica, names, engines), QUICK) as pool:
-            found, ideal = await asyncio.gather(*(talk(pool, f"s{i}") for i in range(12))), 0
+            found, ideal = await asyncio.gather(*(run_session(pool, f"s{i}") for i in range(12))), 0
         ideal = sum(before for turns in found for _, before in turns)
         hits = sum(cached for turns in found for cached, _ in turns)
         assert hits >= 0.95 * ideal
@@ -192,7 +192,7 @@ def test_sessions_keep_their_replica_and_hit_its_prefix_cache():
             assert each.audit() == []
             each.close()
 
-    async def talk(pool, session):
+    async def run_session(pool, session):
         ids, turns, before = tuple(session.encode()[i % 2] % 50 for i in range(12)), [], 0
         ids = (int(session[1:]), *ids)
         for turn in range(4):

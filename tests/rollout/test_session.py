@@ -189,14 +189,14 @@ REWRITES = {
     "a whole number as a float": (
         lambda r: changed_call(r, arguments={"city": "Oslo", "days": 2.0}), False, True,
     ),
-    "thoughts left out": (lambda r: replace(r, reasoning=None), False, True),
-    "thoughts inside content": (
+    "reasoning left out": (lambda r: replace(r, reasoning=None), False, True),
+    "reasoning inside content": (
         lambda r: replace(r, reasoning=None, content=f"<think>{r.reasoning}</think>{r.content}"),
         True, True,
     ),
     "blanks around content": (lambda r: replace(r, content=f"  {r.content}\n"), False, True),
     "ids of calls renamed": (lambda r: changed_call(r, id="other"), False, True),
-    "other thoughts": (lambda r: replace(r, reasoning="Thought."), False, False),
+    "other reasoning": (lambda r: replace(r, reasoning="Thought."), False, False),
     "other content": (lambda r: replace(r, content="Looked."), False, False),
     "other arguments": (
         lambda r: changed_call(r, arguments={"city": "Oslo", "days": 3}), False, False,

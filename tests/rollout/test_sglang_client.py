@@ -99,14 +99,14 @@ def test_a_rejected_request_raises_and_an_unreachable_server_is_unavailable(live
     with pytest.raises(OverlongPromptError, match="maximum context length"):
         over_http(live, lambda s: SGLangClient(s).generate(far_too_long))
 
-    async def nobody(server):
+    async def call_closed_port(server):
         gone = ServerClient("http://127.0.0.1:9", server.http, timeout_s=2)
         assert not await gone.check_health(1.0)
         assert await server.check_health(10.0)
         await SGLangClient(gone).generate(far_too_long)
 
     with pytest.raises(EngineUnavailableError, match=r"127\.0\.0\.1:9"):
-        over_http(live, nobody)
+        over_http(live, call_closed_port)
 
 
 def test_a_duplicate_id_or_a_full_queue_is_not_an_invalid_request(live):

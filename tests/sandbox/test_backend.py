@@ -173,7 +173,7 @@ asyncio.run(main())
 
 
 @only_bwrap
-@pytest.mark.skipif(os.geteuid() != 0, reason="these tests run as somebody without rights anyway")
+@pytest.mark.skipif(os.geteuid() != 0, reason="these tests already run unprivileged")
 def test_an_unprivileged_user_can_create_sandboxes(backend, tmp_path):
     nobody = {"user": 65534, "group": 65534, "extra_groups": []}
     root = Path(__file__).parents[2]

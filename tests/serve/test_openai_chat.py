@@ -198,8 +198,8 @@ def test_unknown_tool_types_are_skipped(client, caplog):
     again = client.chat.completions.create(model="m", messages=HELLO, tools=tools, temperature=0)
     assert done.choices[0].message.content == "Hello there, friend!"
     assert again.usage.prompt_tokens == done.usage.prompt_tokens
-    said = [r.message for r in caplog.records if "web_search" in r.message]
-    assert said == ["tools of type 'web_search' are skipped: this server does not run them"]
+    warnings = [r.message for r in caplog.records if "web_search" in r.message]
+    assert warnings == ["tools of type 'web_search' are skipped: this server does not run them"]
 
 
 def test_n_choices_and_seeds(client):
@@ -220,11 +220,11 @@ def test_n_choices_in_one_stream(client):
     chunks = client.chat.completions.create(
         model="m", messages=HELLO, n=2, temperature=0, stream=True, extra_body=OFF
     )
-    said = {0: "", 1: ""}
+    texts = {0: "", 1: ""}
     for chunk in chunks:
         for choice in chunk.choices:
-            said[choice.index] += choice.delta.content or ""
-    assert said == {0: "Hello there, friend!", 1: "Hello there, friend!"}
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == {0: "Hello there, friend!", 1: "Hello there, friend!"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -142,12 +142,12 @@ def test_tool_calls_without_an_answer_have_reward_zero():
     here = taskset("nano-tools")
     task = here.task(0)
     answer = here.lookup_task(task.id).answer
-    asks = Message(
+    lookup = Message(
         role="assistant",
         content=answer,
         tool_calls=(ToolCall(id="c", name="look", arguments={"key": "oak"}),),
     )
-    assert reward("nano-tools", task, scripted_policy(*[asks] * 5)) == 0.0
+    assert reward("nano-tools", task, scripted_policy(*[lookup] * 5)) == 0.0
 
 
 @pytest.mark.parametrize(

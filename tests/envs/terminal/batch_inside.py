@@ -3,7 +3,7 @@
     python3 batch_inside.py TASKS.json
 
 reads [{files, setup, checks, tries: [[command, ...], ...]}, ...] and prints for each task the
-outcome of each try. `sandboxed_checks` must lie beside it.
+outcome of each try. `sandboxed_checks` must be in the same folder.
 """
 
 import json
