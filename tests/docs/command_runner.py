@@ -178,7 +178,7 @@ class CommandRunner:
 
 def command_of(words: list[str]) -> str:
     """
-    >>> verb_of(["env", "try", "math"]), verb_of(["eval", "folder"])
+    >>> command_of(["env", "try", "math"]), command_of(["eval", "folder"])
     ('env try', 'eval')
     """
     return " ".join(words[: 2 if words[0] in ("env", "bench", "model") else 1])
