@@ -34,7 +34,7 @@ from tests.serve.attacks import (
     dash_attacks,
     serve_attacks,
 )
-from tests.serve.school import CONTEXT, tokenizer
+from tests.serve.memorized_model import CONTEXT, tokenizer
 
 IDLE = 400  # connections at once
 MAX_GROWTH_MB = 1000  # of the server's peak memory, for requests of up to 32 MB

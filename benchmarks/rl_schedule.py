@@ -24,7 +24,7 @@ from paddock.rl.live_batches import LiveBatchSource
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
 from paddock.rollout.settings import RolloutSettings, TaskSettings
 from paddock.rollout.task_schedule import RolloutSpec
-from tests.rollout.virtual import run, trajectory
+from tests.rollout.virtual_time import run, trajectory
 
 UPDATES = 80
 STEP_S = 60.0

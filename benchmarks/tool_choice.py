@@ -51,7 +51,7 @@ def random_model(folder: Path) -> Path:
     from paddock.checkpoint import save_pretrained
     from paddock.model import Transformer
     from tests.model.networks import latent_config
-    from tests.serve.school import tokenizer
+    from tests.serve.memorized_model import tokenizer
 
     words = tokenizer()
     config = latent_config(

@@ -39,7 +39,7 @@ def pytest_runtest_setup() -> None:
 SECONDS = {
     "docs/test_commands.py": 209,
     "rl/test_kill.py": 88,
-    "rl/test_apart.py": 80,
+    "rl/test_subprocess_engine.py": 80,
     "train/test_resume.py": 58,
     "parallel/test_loss_curves.py": 56,
     "rl/test_run.py": 42,
@@ -56,19 +56,19 @@ SECONDS = {
     "kernels/test_w4a8_gemm.py": 21,
     "rl/test_distill.py": 21,
     "sandbox/test_escape.py": 21,
-    "rollout/test_remote.py": 20,
+    "rollout/test_sglang_client.py": 20,
     "checkpoint/test_gguf.py": 20,
     "train/test_sft_ranks.py": 20,
     "kernels/test_newton_schulz_fused.py": 19,
     "test_architecture.py": 18,
     "rl/test_learner.py": 18,
     "train/test_evaluate.py": 16,
-    "rl/test_collect.py": 15,
+    "rl/test_orchestrator.py": 15,
     "kernels/test_triton_interpreter.py": 14,
     "text/test_gguf.py": 14,
     "text/test_renderers_parity.py": 12,
     "serve/test_cli.py": 12,
-    "serve/test_weights.py": 10,
+    "serve/test_weight_updates.py": 10,
 }
 
 

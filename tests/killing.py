@@ -1,7 +1,7 @@
-"""A process that is killed at a moment that was drawn, whatever the clock says.
+"""Kill a process at a random point that does not depend on the clock.
 
-A kill after so many milliseconds comes too late on a fast machine, or on a busy one that lets the
-victim run and its killer wait. Counting the victim's own function calls is independent of both.
+A kill after some milliseconds comes too late on a fast machine, or on a busy one that schedules the
+victim and not its killer. Counting the victim's own function calls is independent of both.
 """
 
 import os
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from itertools import count
 
 
-def die_after(calls: int) -> Callable[[], int]:
-    """Let this thread make so many Python calls, then `kill -9` the process; 0: never.
+def kill_after_calls(calls: int) -> Callable[[], int]:
+    """`kill -9` this process after so many Python calls of this thread; 0: never.
 
-    Returns a function that says how many calls there have been.
+    Returns a function that returns the number of calls so far.
     """
     made, seen = count(1), [0]
 

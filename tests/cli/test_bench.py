@@ -1,4 +1,4 @@
-"""Speed: what is counted, on real engines, servers, steps and kernels. No figure is asserted."""
+"""`paddock bench` on real engines, servers, train steps and kernels. No speed is asserted."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 SMALL = ("--input-len", 12, "--output-len", 5, "--max-concurrency", "1,3", "--json")
 
 
-def test_a_model_here_is_asked_so_many_at_once(folder):
+def test_a_local_model_gets_the_requested_concurrency(folder):
     one, three = lines(bench("serve", folder, *SMALL))
     assert [(row["max_concurrency"], row["requests"]) for row in (one, three)] == [(1, 4), (3, 12)]
     assert (three["prompt_tokens"], three["output_tokens"]) == (12 * 12, 12 * 5)
@@ -52,13 +52,13 @@ def test_a_model_here_is_asked_so_many_at_once(folder):
         assert 0 < spread["p50"] <= spread["p95"] <= spread["p99"]
 
 
-def test_drafts_change_the_time_and_not_the_count(folder):
+def test_speculative_decoding_does_not_change_token_counts(folder):
     words = ("--num-speculative-tokens", 2, *SMALL[:4], "--max-concurrency", 2, "--json")
     (row,) = lines(bench("serve", folder, *words))
     assert row["output_tokens"] == 8 * 5
 
 
-def test_a_preset_needs_no_folder_and_people_get_a_table():
+def test_a_preset_needs_no_folder_and_the_default_output_is_a_table():
     words = ("--input-len", 8, "--output-len", 3, "--max-concurrency", 2, "--num-prompts", 2)
     found = bench("serve", "nano", *words)
     assert found.exit_code == 0, found.output
@@ -66,7 +66,7 @@ def test_a_preset_needs_no_folder_and_people_get_a_table():
     assert found.stdout.count("p99") == 2
 
 
-def test_a_server_is_asked_in_the_same_way(folder):
+def test_a_server_is_benchmarked_in_the_same_way(folder):
     with serving(folder) as live:
         rows = lines(bench("serve", "--base-url", live.url, *SMALL))
         assert live.audit() == []
@@ -88,14 +88,14 @@ def test_a_server_is_asked_in_the_same_way(folder):
         (("nano", "--input-len", 100_000), "exceeds the model's"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_a_line(words, complaint):
+def test_invalid_options_are_a_one_line_error(words, complaint):
     found = bench("serve", *words)
     assert found.exit_code == 1
     assert complaint in found.stderr
     assert found.stderr.startswith("error: ")
 
 
-def test_shares_are_ranked_and_never_exceed_what_was_measured():
+def test_percentiles_are_ordered_and_within_the_measurements():
     assert LatencyPercentiles.of([n / 1000 for n in range(1, 101)]) == LatencyPercentiles(
         p50=50.0, p95=95.0, p99=99.0
     )
@@ -105,7 +105,7 @@ def test_shares_are_ranked_and_never_exceed_what_was_measured():
     assert LatencyPercentiles.of([0.007]) == LatencyPercentiles(p50=7.0, p95=7.0, p99=7.0)
 
 
-def test_prompts_differ_but_for_what_they_share():
+def test_prompts_differ_except_for_their_shared_prefix():
     load = Workload(input_len=40, output_len=1, num_prompts=1, prefix_len=16, vocab=300)
     warm, timed = load.prompts("warm"), load.prompts("timed")
     found = [next(warm), next(warm), next(timed)]
@@ -116,17 +116,17 @@ def test_prompts_differ_but_for_what_they_share():
 
 
 class Paced(StatelessClient):
-    """Answers with two tokens after a second, one a second later, and two more after four."""
+    """Returns two tokens after a second, one a second later, and two more after four."""
 
     def __init__(self):
-        self.now, self.under_way, self.crowds = 0.0, 0, []  # how many were asked at each asking
+        self.now, self.running, self.concurrency = 0.0, 0, []  # running requests at each submission
 
     def clock(self):
         return self.now
 
     async def stream(self, ask):
-        self.under_way += 1
-        self.crowds.append(self.under_way)
+        self.running += 1
+        self.concurrency.append(self.running)
         done = Completion(
             token_ids=(1,) * 5, logprobs=(0.0,) * 5, versions=(Segment(0, 5),), finish="length"
         )
@@ -137,10 +137,10 @@ class Paced(StatelessClient):
             yield OutputDelta(
                 token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, version=0, output=last
             )
-        self.under_way -= 1
+        self.running -= 1
 
 
-def test_times_are_those_of_the_tokens():
+def test_latencies_are_those_of_the_tokens():
     paced = Paced()
     load = Workload(input_len=3, output_len=5, num_prompts=2)
     found = asyncio.run(run_workload(paced, load, 1, paced.clock))
@@ -151,31 +151,31 @@ def test_times_are_those_of_the_tokens():
     assert found.output_throughput == pytest.approx(10 / 12)
 
 
-def test_so_many_are_under_way_and_a_first_round_does_not_count():
+def test_concurrency_holds_and_warmup_is_excluded():
     paced = Paced()
     found = asyncio.run(
         run_workload(paced, Workload(input_len=3, output_len=5, num_prompts=7), 3, paced.clock)
     )
-    assert (found.requests, len(paced.crowds)) == (7, 10)
-    assert paced.crowds[:3] == paced.crowds[3:6] == [1, 2, 3]
-    assert max(paced.crowds) == 3
+    assert (found.requests, len(paced.concurrency)) == (7, 10)
+    assert paced.concurrency[:3] == paced.concurrency[3:6] == [1, 2, 3]
+    assert max(paced.concurrency) == 3
 
 
 def test_a_step_is_timed_and_nothing_is_saved(tmp_path):
     recipe = tmp_path / "stage.toml"
-    recipe.write_text(dump_toml(settings(network_folder(tmp_path / "born"))))
+    recipe.write_text(dump_toml(settings(network_folder(tmp_path / "init"))))
     before = sorted(tmp_path.rglob("*"))
     (row,) = lines(bench("train", recipe, "--steps", 2, "--json"))
     assert sorted(tmp_path.rglob("*")) == before
     assert row["tokens_per_step"] == 128
     assert row["tokens_per_second"] == pytest.approx(128 / row["seconds_per_step"])
     assert row["peak_bytes"] > row["parameters"] * 4
-    assert row["mfu"] is None  # no peak is known of a CPU
+    assert row["mfu"] is None  # a CPU has no known peak
     shown = bench("train", recipe, "--steps", 1)
     assert "tok/s" in shown.stdout
 
 
-def test_a_step_for_many_processes_is_refused():
+def test_a_recipe_for_several_processes_is_rejected():
     found = bench("train", "recipes/glm5/pretrain.toml")
     assert found.exit_code == 1
     assert "processes, and one is timed here" in found.stderr
@@ -193,7 +193,7 @@ def test_every_kernel_has_a_case_that_runs():
     assert found["gated_delta"].speedup > 0
 
 
-def test_kernels_are_shown_and_a_misspelt_one_is_named():
+def test_kernels_are_listed_and_an_unknown_one_is_named():
     found = bench("kernels", "norm", "gated_delta", "--repeats", 1)
     assert found.exit_code == 0, found.output
     assert "the kernel needs an NVIDIA GPU" in found.stdout
@@ -208,5 +208,5 @@ def test_on_a_gpu_every_kernel_agrees_with_its_reference():
     exact = {"expert_topk", "topk"}
     for each in time_kernels((), torch.device("cuda"), 1):
         assert each.kernel_ms is not None, each.kernel
-        if each.kernel != "adamw":  # whose every step differs from the one before
+        if each.kernel != "adamw":  # its result changes with every step
             assert each.difference <= (0.0 if each.kernel in exact else 0.03), each

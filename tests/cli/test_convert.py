@@ -53,7 +53,7 @@ def folder(tmp_path):
     return tmp_path / "nano"
 
 
-def test_a_folder_is_stored_anew_with_its_tokenizer(folder, tmp_path):
+def test_a_folder_is_converted_with_its_tokenizer(folder, tmp_path):
     (folder / "pytorch_model.bin").write_bytes(b"stale")
     (folder / ".cache").write_bytes(b"private")
     done = convert(folder, tmp_path / "half", "--dtype", "bfloat16", "--max-shard-size", "200KB")
@@ -76,7 +76,7 @@ def test_a_folder_is_stored_anew_with_its_tokenizer(folder, tmp_path):
         assert torch.equal(after.state_dict()[name], rounded), name
 
 
-def test_numbers_stay_as_they_are_unless_told(folder, tmp_path):
+def test_the_dtype_is_kept_unless_set(folder, tmp_path):
     for name, options in {"half": ("--dtype", "bfloat16"), "again": ()}.items():
         source = folder if name == "half" else tmp_path / "half"
         assert convert(source, tmp_path / name, *options).exit_code == 0
@@ -90,7 +90,7 @@ def test_numbers_stay_as_they_are_unless_told(folder, tmp_path):
 @pytest.mark.parametrize(
     ("family", "kind", "pre"), [("llama", "llama", None), ("qwen2", "gpt2", "qwen2")]
 )
-def test_a_gguf_file_becomes_a_folder_that_everyone_reads(tmp_path, family, kind, pre):
+def test_a_gguf_file_becomes_a_folder_that_transformers_reads(tmp_path, family, kind, pre):
     pieces = (sentencepiece() if kind == "llama" else byte_level())[0]
     network = grouped(family, len(pieces))
     source = write_gguf(tmp_path / "m.gguf", kind, pre=pre, network=network)
@@ -105,7 +105,7 @@ def test_a_gguf_file_becomes_a_folder_that_everyone_reads(tmp_path, family, kind
     assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == family
 
 
-def test_a_model_of_another_family_gets_glm5s_chat_and_keeps_what_it_knew(tmp_path):
+def test_a_model_of_another_family_gets_the_glm5_chat_template_and_keeps_its_outputs(tmp_path):
     pieces = byte_level()[0]
     network = grouped("qwen2", len(pieces))
     source = write_gguf(tmp_path / "m.gguf", pre="qwen2", network=network)
@@ -117,15 +117,15 @@ def test_a_model_of_another_family_gets_glm5s_chat_and_keeps_what_it_knew(tmp_pa
     assert set(SpecialToken) == set(new.special_token_ids)
     assert isinstance(get_renderer(new), GlmRenderer)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "new")
-    talk = "<|user|>The pony<|assistant|><think></think><tool_call>"
-    assert theirs.encode(talk, add_special_tokens=False) == new.encode(talk, specials=True)
+    text = "<|user|>The pony<|assistant|><think></think><tool_call>"
+    assert theirs.encode(text, add_special_tokens=False) == new.encode(text, specials=True)
     assert theirs.chat_template == glm_chat_template_source("5.1")
     larger = load_pretrained(tmp_path / "new")
     assert larger.config.eos == new.special_token_ids.stop_token_ids
     assert new.vocab_size <= larger.config.vocab < new.vocab_size + 64
     before = network.logits([1, 5, 9])
     torch.testing.assert_close(larger.logits([1, 5, 9])[:, : len(pieces)], before)
-    # A marker starts as what spelled it.
+    # A new special token is initialised from the tokens of its text.
     spelled = old.encode(SpecialToken.USER, specials=False)
     rows = larger.embed.weight.detach()
     torch.testing.assert_close(
@@ -141,7 +141,7 @@ def test_chat_needs_a_tokenizer(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_dtype_of_a_gguf_file_can_be_chosen(tmp_path):
+def test_the_dtype_of_a_gguf_file_can_be_set(tmp_path):
     network = grouped("qwen2", len(byte_level()[0]))
     source = write_gguf(tmp_path / "m.gguf", pre="qwen2", network=network)
     assert convert(source, tmp_path / "m", "--dtype", "bfloat16").exit_code == 0
@@ -172,8 +172,8 @@ def a_layer_too_few(network):
     ],
 )
 def test_a_failed_conversion_leaves_nothing_behind(tmp_path, damage, named):
-    network, said = damage(grouped("qwen2", len(byte_level()[0])))
-    source = write_gguf(tmp_path / "m.gguf", network=network, **said)
+    network, fields = damage(grouped("qwen2", len(byte_level()[0])))
+    source = write_gguf(tmp_path / "m.gguf", network=network, **fields)
     done = convert(source, tmp_path / "m")
     assert (done.exit_code, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
@@ -198,7 +198,7 @@ def test_the_source_is_never_overwritten(folder, tmp_path):
         ("nano", "new", ("--max-shard-size", "5 apples"), "'5 apples' is not a size such as 5GB"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(folder, tmp_path, source, target, options, named):
+def test_invalid_arguments_are_rejected(folder, tmp_path, source, target, options, named):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "diary.txt").write_text("mine")
     done = convert(tmp_path / source, tmp_path / target, *options)

@@ -11,10 +11,10 @@ from paddock.model import PRESETS, Transformer, preset
 
 
 class NoTensors(TorchFunctionMode):
-    """Whoever asks torch for anything fails."""
+    """Raises on any torch operation."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        raise AssertionError(f"asked for {function}")
+        raise AssertionError(f"torch was called: {function}")
 
 
 def describe(*arguments):
@@ -24,13 +24,13 @@ def describe(*arguments):
     return done.stdout
 
 
-def test_glm5_weighs_what_the_paper_says():
-    told = describe("glm5")
+def test_glm5_has_the_parameter_counts_of_the_paper():
+    output = describe("glm5")
     for number in ("743.91 B", "753.86 B", "39.88 B", "89,856 B", "19,968 B", "13.41 GiB"):
-        assert number in told
+        assert number in output
 
 
-def test_tables_fit_a_pipe():
+def test_tables_fit_into_a_narrow_pipe():
     for name in PRESETS:
         head, *tables = describe(name).splitlines()
         assert head.startswith(f"{name}: ")
@@ -39,17 +39,17 @@ def test_tables_fit_a_pipe():
 
 
 @pytest.mark.parametrize("name", ["nano", "small", "glm4.7-flash", "glm5"])
-def test_the_count_is_that_of_the_network(name):
-    told = json.loads(describe(name, "--json"))
+def test_parameter_counts_are_those_of_the_network(name):
+    output = json.loads(describe(name, "--json"))
     network = meta_model(preset(name))
     tensors = network.state_dict()
-    assert told["parameters"]["with_mtp"] == sum(t.numel() for t in tensors.values())
+    assert output["parameters"]["with_mtp"] == sum(t.numel() for t in tensors.values())
     norms = sum(t.numel() for n, t in tensors.items() if "norm." in n and "mtp." not in n)
-    assert told["parameters"]["norms"] == norms - _index_norms(tensors)
+    assert output["parameters"]["norms"] == norms - _index_norms(tensors)
 
 
 def _index_norms(tensors):
-    """They are counted with the indexer."""
+    """Norms of the indexer, which are counted with it."""
     return sum(
         tensor.numel()
         for name, tensor in tensors.items()
@@ -57,35 +57,35 @@ def _index_norms(tensors):
     )
 
 
-def test_json_says_what_sparsity_buys():
-    told = json.loads(describe("glm5", "--json"))["flops_per_token"]
-    assert list(told) == ["4K", "32K", "128K", "200K"]
-    ratios = [row["dense_over_sparse"] for row in told.values()]
+def test_json_has_the_flops_ratio_of_dense_to_sparse():
+    output = json.loads(describe("glm5", "--json"))["flops_per_token"]
+    assert list(output) == ["4K", "32K", "128K", "200K"]
+    ratios = [row["dense_over_sparse"] for row in output.values()]
     assert ratios == sorted(ratios)
     assert 1 < ratios[0] < 1.2 < ratios[1]
-    for row in told.values():
+    for row in output.values():
         assert row["total"] == row["weights"] + row["attention"] + row["indexer"]
 
 
-def test_a_folder_is_described_like_the_preset_in_it(tmp_path):
+def test_a_folder_is_described_like_its_preset(tmp_path):
     save_pretrained(Transformer.from_config(preset("nano"), 0), tmp_path / "nano")
     folder = json.loads(describe(str(tmp_path / "nano"), "--json"))
     named = json.loads(describe("nano", "--json"))
     assert folder | {"name": "nano"} == named
 
 
-def test_a_part_that_is_not_there_has_no_row(tmp_path):
+def test_a_missing_part_has_no_row(tmp_path):
     config = preset("nano").model_copy(update={"mtp": None})
     save_pretrained(Transformer.from_config(config, 0), tmp_path / "nano")
     assert "MTP" not in describe(str(tmp_path / "nano"))
 
 
-def test_brackets_in_a_name_are_no_markup(tmp_path):
+def test_brackets_in_a_name_are_not_markup(tmp_path):
     save_pretrained(Transformer.from_config(preset("nano"), 0), tmp_path / "[red]")
     assert f"{tmp_path}/[red]: glm_moe_dsa" in describe(str(tmp_path / "[red]"))
 
 
-def test_an_unknown_name_is_answered_with_the_presets():
+def test_an_unknown_name_lists_the_presets():
     done = CliRunner().invoke(app, ["model", "describe", "nanoo"])
     assert done.exit_code == 1
     assert done.stderr == (

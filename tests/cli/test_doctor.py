@@ -24,14 +24,14 @@ def modules(requirements):
     return tuple(IMPORTED_AS.get(name, name) for name in names)
 
 
-def test_doctor_looks_for_what_the_package_asks_for():
+def test_doctor_checks_the_dependencies_of_the_package():
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     assert modules(project["dependencies"]) == CORE
-    extras = {name: modules(asked) for name, asked in project["optional-dependencies"].items()}
+    extras = {name: modules(needed) for name, needed in project["optional-dependencies"].items()}
     assert {name: extras[name] for name in extras if name != "dev"} == EXTRAS
 
 
-def test_a_working_machine_is_well():
+def test_a_working_machine_passes():
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0
     for word in (__version__, "torch", "CPU", "memory", "bubblewrap", "nvcc", "chromium", "docker"):
@@ -39,8 +39,8 @@ def test_a_working_machine_is_well():
 
 
 @pytest.fixture
-def _looked_at_anew():
-    """What was found out about sandboxes is kept; here it differs from the rest of the process."""
+def _clear_backend_cache():
+    """Clear cached sandbox checks, because these tests change their result."""
     bubblewrap.unavailable_reason.cache_clear()
     yield
     bubblewrap.unavailable_reason.cache_clear()
@@ -49,35 +49,35 @@ def _looked_at_anew():
 @pytest.mark.skipif(bool(bubblewrap.unavailable_reason()), reason="no bubblewrap here")
 def test_every_layer_of_a_sandbox_is_listed(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    told = CliRunner().invoke(app, ["doctor"]).stdout
-    rows = [line.split() for line in told.splitlines() if "sandbox: " in line]
+    output = CliRunner().invoke(app, ["doctor"]).stdout
+    rows = [line.split() for line in output.splitlines() if "sandbox: " in line]
     assert {"namespaces", "system-call", "separate"} <= {row[2] for row in rows if row[0] == "ok"}
 
 
-@pytest.mark.usefixtures("_looked_at_anew")
-def test_a_missing_layer_says_what_is_lost(monkeypatch):
+@pytest.mark.usefixtures("_clear_backend_cache")
+def test_a_missing_isolation_layer_is_reported_with_its_effect(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(cgroups, "find_cgroup_parents", lambda: ())
     monkeypatch.setattr(seccomp, "unavailable_reason", lambda: "this kernel was built without it")
-    told = CliRunner().invoke(app, ["doctor"]).stdout
+    output = CliRunner().invoke(app, ["doctor"]).stdout
     for lost in (
         "code inside can make every system call",
         "memory is limited per process",
         "a sandbox may keep every core busy",
         "only containers or no isolation are available",
     ):
-        assert lost in told
+        assert lost in output
 
 
-@pytest.mark.usefixtures("_looked_at_anew")
-def test_what_is_missing_comes_with_its_remedy(monkeypatch):
+@pytest.mark.usefixtures("_clear_backend_cache")
+def test_missing_dependencies_are_reported_with_install_commands(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setitem(EXTRAS, "data", ("no_such_module",))
-    told = CliRunner().invoke(app, ["doctor"]).stdout
-    assert "apt install bubblewrap" in told
-    assert "apt install chromium" in told
-    assert "pip install 'paddock[data]' for no_such_module" in told
+    output = CliRunner().invoke(app, ["doctor"]).stdout
+    assert "apt install bubblewrap" in output
+    assert "apt install chromium" in output
+    assert "pip install 'paddock[data]' for no_such_module" in output
 
 
 def test_a_broken_library_is_named_and_fails(tmp_path):

@@ -12,7 +12,7 @@ from paddock.cli.__main__ import app
 from paddock.envs import REGISTRY
 from paddock.sandbox import rootfs
 from tests.envs.harbor.tasks import simple
-from tests.sandbox.boxes import BWRAP
+from tests.sandbox.sandboxes import BWRAP
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--set", "levels=[1]", "--set", 'families=["files"]', "--set", "warm_sandboxes=0"]
@@ -20,7 +20,7 @@ bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 
 @pytest.fixture(autouse=True)
-def _a_cache_of_our_own(tmp_path, monkeypatch):
+def _temporary_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(rootfs, "cache_dir", lambda: tmp_path / "cache_dir" / "sandbox")
 
 
@@ -28,13 +28,13 @@ def paddock(*words, typed=None):
     return CliRunner().invoke(app, ["env", *words], input=typed)
 
 
-def test_every_world_is_listed():
+def test_every_environment_is_listed():
     done = paddock("list")
     assert done.exit_code == 0
     assert all(name in done.stdout for name in REGISTRY)
 
 
-def test_a_world_is_shown_with_settings_tools_and_a_task():
+def test_an_environment_is_shown_with_settings_tools_and_a_task():
     done = paddock("show", "terminal", *SMALL)
     assert done.exit_code == 0
     for word in ("unlimited", "shell(command, timeout_s)", "levels = [1]", "memory_bytes = "):
@@ -43,7 +43,7 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["show", "termial"], "error: environment 'termial' not found; it must be one of "),
         (["show", "terminal", "--set", "levls=[1]"], "error: environment 'terminal': "),
@@ -54,14 +54,14 @@ def test_a_world_is_shown_with_settings_tools_and_a_task():
         ),
     ],
 )
-def test_what_is_wrong_is_one_line(words, said):
+def test_a_user_error_is_one_line(words, message):
     done = paddock(*words)
     assert done.exit_code == 1
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(message)
 
 
 @bwrap
-def test_a_person_plays(backend):
+def test_a_person_can_try_a_task(backend):
     typed = '/shell ls\n/look x\n/shell {"command": "pwd"}\nDone.\n'
     done = paddock("try", "terminal", *SMALL, typed=typed)
     assert done.exit_code == 0, done.stderr
@@ -72,14 +72,14 @@ def test_a_person_plays(backend):
 
 
 @bwrap
-def test_a_person_who_goes_away_ends_without_a_verdict(backend):
+def test_end_of_input_ends_without_a_verdict(backend):
     done = paddock("try", "terminal", *SMALL, typed="")
     assert done.exit_code == 1
     assert "error: rollout failed (policy at person): end of input" in done.stderr
 
 
 @bwrap
-def test_the_solution_plays(backend):
+def test_the_solution_can_be_run(backend):
     done = paddock("try", "terminal", *SMALL, "--solve")
     assert done.exit_code == 0, done.stderr
     assert "assistant calls shell" in done.stdout
@@ -87,7 +87,7 @@ def test_the_solution_plays(backend):
 
 
 class Model(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server whose model looks around once and gives up."""
+    """An OpenAI-compatible server whose model makes one tool call and stops."""
 
     def log_message(self, *_):
         pass
@@ -96,11 +96,11 @@ class Model(BaseHTTPRequestHandler):
         self._say({"data": [{"id": "m"}]})
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert asked["tools"][0]["function"]["name"] == "shell"
+        request_body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert request_body["tools"][0]["function"]["name"] == "shell"
         call = {"name": "shell", "arguments": '{"command": "echo from-$((40 + 2))"}'}
         message = {"role": "assistant", "content": "I give up."}
-        if not any(each["role"] == "tool" for each in asked["messages"]):
+        if not any(each["role"] == "tool" for each in request_body["messages"]):
             calls = [{"id": "c1", "type": "function", "function": call}]
             message = {"role": "assistant", "content": None, "tool_calls": calls}
         finish = "tool_calls" if "tool_calls" in message else "stop"
@@ -116,7 +116,7 @@ class Model(BaseHTTPRequestHandler):
 
 
 @bwrap
-def test_a_model_behind_a_url_plays(backend):
+def test_a_model_behind_a_url_can_try_a_task(backend):
     with ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
@@ -129,8 +129,8 @@ def test_a_model_behind_a_url_plays(backend):
 
 
 @pytest.mark.slow
-def test_a_model_of_a_folder_plays(tmp_path):
-    """A newborn network: whether its reply ends is up to chance, that it is asked is not."""
+def test_a_model_from_a_folder_can_try_a_task(tmp_path):
+    """An untrained network: its reply may or may not end, but it is sampled."""
     from paddock.checkpoint import save_pretrained
     from paddock.data.dialogue_sources import DemonstrationSource
     from paddock.model import Transformer
@@ -151,7 +151,7 @@ def test_a_model_of_a_folder_plays(tmp_path):
 
 
 @bwrap
-def test_sound_tasks_are_found_sound(backend, tmp_path):
+def test_sound_tasks_pass_the_check(backend, tmp_path):
     simple(tmp_path / "good")
     done = paddock("check", str(tmp_path), "--set", "allow_internet_in_build=false")
     assert done.exit_code == 0, done.stderr
@@ -175,7 +175,7 @@ def test_a_malformed_task_is_named_with_file_and_field(tmp_path):
     assert done.stderr.startswith(f"error: {folder / 'task.toml'}: environment.cpus: ")
 
 
-def test_listing_loads_neither_torch_nor_a_world():
+def test_listing_imports_neither_torch_nor_an_environment():
     code = (
         "import sys; from paddock.cli.__main__ import main; sys.argv[1:] = ['env', 'list']\n"
         "try: main()\nfinally:\n"

@@ -20,17 +20,17 @@ def paddock(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_help_lists_every_verb():
+def test_help_lists_every_command():
     done = CliRunner().invoke(app, ["--help"])
     assert done.exit_code == 0
-    assert all(verb in done.stdout for verb in COMMANDS)
+    assert all(subcommand in done.stdout for subcommand in COMMANDS)
 
 
 def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout == f"paddock {__version__}\n"
 
 
-def test_the_package_itself_is_the_front_door():
+def test_python_m_paddock_is_the_cli():
     command = [sys.executable, "-m", "paddock", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == f"paddock {__version__}\n"
@@ -65,11 +65,11 @@ def test_a_usage_error_is_exit_code_two():
 
 
 def raising(error):
-    """What the front door makes of an error inside a verb."""
+    """The output of the CLI when a command raises this error."""
     house = typer.Typer(cls=ErrorReportingGroup, pretty_exceptions_enable=False)
 
     @house.callback(invoke_without_command=True)
-    def verb():
+    def subcommand():
         raise error
 
     return CliRunner().invoke(house, [])
@@ -81,13 +81,13 @@ def raising(error):
         (UserError("no such thing"), "error: no such thing\n"),
         (ConfigError("unknown 'a'\nunknown 'b'"), "error: unknown 'a'\nerror: unknown 'b'\n"),
         (FileNotFoundError(2, "No such file", "x.toml"), "error: x.toml: No such file\n"),
-        (  # as a write of bytes raises it: without the name of the file
+        (  # as raised by a write of bytes: without a file name
             OSError(errno.ENOSPC, "No space left on device"),
             "error: No space left on device; free some space, then run the same command again\n",
         ),
     ],
 )
-def test_what_the_user_must_change_is_told_without_a_traceback(error, lines):
+def test_a_user_error_has_no_traceback(error, lines):
     done = raising(error)
     assert (done.exit_code, done.stderr) == (1, lines)
 

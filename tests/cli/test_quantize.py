@@ -1,4 +1,4 @@
-"""The quantizing verb, from the front door."""
+"""`paddock quantize` as a command and as a pipeline stage."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from paddock.quant.calibration_data import make_batches
 from paddock.quant.layer_quantizer import text_digest
 from paddock.text import Tokenizer
 from paddock.train import train
-from tests.cli.plans import plan_in
+from tests.cli.pipelines import write_pipeline
 from tests.quant.fake_device import FAKE_DEVICE, FakeDeviceMode
 from tests.train.tiny import network_folder, run_in, settings
 
@@ -39,7 +39,7 @@ def run(tmp_path_factory):
     home = tmp_path_factory.mktemp("quantize")
     source = ReasoningSource(name="chains", family="chains", count=300)
     corpus = CorpusSettings(sources=(source,), held_out_fraction=0.1)
-    chosen = settings(network_folder(home / "born"), steps=2, corpus=corpus)
+    chosen = settings(network_folder(home / "init"), steps=2, corpus=corpus)
     train(run_in(home / "run", chosen))
     return home / "run"
 
@@ -63,8 +63,8 @@ def test_a_run_is_quantized_with_its_own_text_and_reported(run, tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
-def test_it_runs_where_there_is_an_accelerator(run, tmp_path, monkeypatch):
-    """Unless it is told where."""
+def test_it_runs_on_an_accelerator_if_present(run, tmp_path, monkeypatch):
+    """Unless a device is set."""
     monkeypatch.setattr(engines, "pick_devices", lambda name, _: [name or str(FAKE_DEVICE)])
     with FakeDeviceMode():
         found = quantize(run, tmp_path / "there", *QUICK, *LITTLE)
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_quantized_with_given_text(run, tmp_path):
     assert json.loads((tmp_path / "out" / "quantization.json").read_text())["tokens"] > 60
 
 
-def test_no_document_is_longer_than_the_model_reads(run, tmp_path):
+def test_no_document_is_longer_than_the_context(run, tmp_path):
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 800)
     words = [
         latest_model(run),
@@ -109,11 +109,11 @@ def test_no_document_is_longer_than_the_model_reads(run, tmp_path):
     )
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
-    assert report["tokens"] == 2 * 255  # of a model that reads 256
+    assert report["tokens"] == 2 * 255  # the context is 256
     assert "2048" not in report["kl_by_position"]
 
 
-def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
+def test_needles_in_given_text_are_measured(run, tmp_path):
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
     words = [
         latest_model(run),
@@ -144,14 +144,16 @@ def test_needles_hidden_in_given_text_are_asked_for(run, tmp_path):
         ("body.jsonl", b'{"body": "a word"}\n' * 2, "no text in 'text' (2)"),
     ],
 )
-def test_text_that_is_all_left_out_is_refused_with_the_reason(run, tmp_path, name, content, why):
+def test_text_that_is_entirely_skipped_is_rejected_with_the_reason(
+    run, tmp_path, name, content, why
+):
     (tmp_path / name).write_bytes(content)
     found = quantize(latest_model(run), tmp_path / "out", "--calibration-data", tmp_path / name)
     assert found.exit_code == 1
     assert f"tokens or more; dropped: {why}" in found.output
 
 
-def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
+def test_a_file_name_is_not_a_glob_pattern(run, tmp_path):
     (tmp_path / "book1.txt").write_text("5 6 7 " * 40)
     (tmp_path / "book[1].txt").write_text("a word . " * 40)
     amounts = CalibrationBudget(calibrate=500, held_out=0, needles=0, length=1000)
@@ -161,7 +163,7 @@ def test_the_name_of_a_file_is_no_pattern(run, tmp_path):
 
 
 def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
-    """A checkpoint that does not say what it was trained on is given a run's text and a file's."""
+    """A checkpoint without a record of its training data gets the text of a run and of a file."""
     (tmp_path / "book.txt").write_text("a word and another word . \n" * 400)
     book = tmp_path / "book.txt"
     texts = [word for text in (run, book, book) for word in ("--calibration-data", text)]
@@ -178,32 +180,32 @@ def test_texts_of_runs_and_files_are_mixed(run, tmp_path):
     found = quantize(latest_model(run), tmp_path / "out", *texts, *QUICK, *few)
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "out" / "quantization.json").read_text())
-    assert report["needle_tasks"] == 2  # the run knows no needles, so they lie in the first book
-    assert 150 < report["tokens"] + 3 < 600  # a third of them, up to a whole text, from each
+    assert report["needle_tasks"] == 2  # the run has no needles, so they are in the first book
+    assert 150 < report["tokens"] + 3 < 600  # a third from each, up to a whole text
 
 
-def test_skills_are_measured_on_both_sides_task_by_task(run, tmp_path):
+def test_suites_are_measured_before_and_after_task_by_task(run, tmp_path):
     words = ["--recipe", "rtn", "--env", "nano-chain", "--num-tasks", "3"]
     found = quantize(latest_model(run), tmp_path / "out", *words)
     assert found.exit_code == 0, found.output
     assert "nano-chain, 3 tasks" in found.output
-    (skill,) = json.loads((tmp_path / "out" / "quantization.json").read_text())["envs"]
-    assert skill["tasks"] == 3
-    again = quantize(latest_model(run), tmp_path / "out", *words)  # as if stopped before the tasks
+    (suite,) = json.loads((tmp_path / "out" / "quantization.json").read_text())["envs"]
+    assert suite["tasks"] == 3
+    again = quantize(latest_model(run), tmp_path / "out", *words)  # as if stopped before the suites
     assert again.exit_code == 0, again.output
 
 
-def test_the_error_of_a_skill_is_that_of_its_change():
+def test_the_standard_error_of_a_suite_is_that_of_its_change():
     before = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0, "only here": 1.0}
     after = {"a": 0.0, "b": 1.0, "c": 1.0, "d": 1.0}
     found = paired_difference(before, after)
     assert found["reward"] == [0.5, 0.75]
-    assert found["error"] == pytest.approx(0.25)  # three tasks unchanged, one better
+    assert found["error"] == pytest.approx(0.25)  # three tasks unchanged, one improved
     assert found["tasks"] == 4
     assert paired_difference(before, before)["error"] == 0
 
 
-def test_nearest_integers_need_no_text(run, tmp_path):
+def test_round_to_nearest_needs_no_text(run, tmp_path):
     found = quantize(latest_model(run), tmp_path / "out", "--recipe", "rtn")
     assert found.exit_code == 0, found.output
     assert "weights" in found.output
@@ -218,7 +220,7 @@ def test_nearest_integers_need_no_text(run, tmp_path):
         (["--calibration-data", "nowhere.jsonl"], "nowhere.jsonl: file or folder not found"),
     ],
 )
-def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
+def test_invalid_options_are_explained(run, tmp_path, words, message):
     found = quantize(latest_model(run), tmp_path / "out", *words)
     assert found.exit_code == 1
     assert message in found.output
@@ -226,7 +228,7 @@ def test_what_makes_no_sense_is_explained(run, tmp_path, words, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_of_another_kind_is_one_line(run, tmp_path):
+def test_an_unsupported_run_is_a_one_line_error(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "rl")
     recipe = 'stage = "reasoning"\nsteps = 1\n[rollout]\ngroups_per_batch = 1\n'
     (other / "recipe.toml").write_text(recipe)
@@ -251,7 +253,7 @@ def test_a_dry_run_prints_the_recipe(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-PLAN = """
+PIPELINE = """
 [[stages]]
 name = "first"
 recipe = "first.toml"
@@ -280,27 +282,29 @@ from_stage = "small"
 
 
 @pytest.fixture
-def plan(tmp_path):
-    return plan_in(tmp_path, PLAN, steps=2, small="n_grid = 2\ncalibration_rows = 16\n")
+def pipeline(tmp_path):
+    return write_pipeline(tmp_path, PIPELINE, steps=2, small="n_grid = 2\ncalibration_rows = 16\n")
 
 
-def story_of(plan, *words):
-    return CliRunner().invoke(app, ["run", str(plan), "--out", str(plan.parent / "run"), *words])
+def run_pipeline(pipeline, *words):
+    return CliRunner().invoke(
+        app, ["run", str(pipeline), "--out", str(pipeline.parent / "run"), *words]
+    )
 
 
 def texts_of(*runs):
-    """As much as the verb takes where nothing is said, but no needles."""
+    """The default amount of calibration text, without needles."""
     amounts = CalibrationBudget(calibrate=65_536, held_out=32_768, needles=0, length=2048)
     passages = load_calibration_texts(runs, Tokenizer.load(latest_model(runs[0])), amounts)
     return make_batches(passages, QuantSettings().batch_tokens)
 
 
-def test_a_plan_may_end_in_integers(plan, monkeypatch):
+def test_a_pipeline_may_end_with_a_quantize_stage(pipeline, monkeypatch):
     read, opened = [], suites._load_network
     monkeypatch.setattr(suites, "_load_network", lambda *how: read.append(how) or opened(*how))
-    found = story_of(plan)
+    found = run_pipeline(pipeline)
     assert found.exit_code == 0, found.output
-    out = plan.parent / "run"
+    out = pipeline.parent / "run"
     assert read == [(out / name, "float32") for name in ("first", "small")], "not as it was trained"
     assert f"paddock quantize {out / 'first'} {out / 'small'} --recipe" in found.output
     first, small = read_pipeline_report(out).stages
@@ -310,23 +314,23 @@ def test_a_plan_may_end_in_integers(plan, monkeypatch):
     report = json.loads((out / "small" / "quantization.json").read_text())
     assert report["settings"]["n_grid"] == 2
     assert report["text"] == text_digest(texts_of(out / "first", out / "first"))
-    again = story_of(plan)
+    again = run_pipeline(pipeline)
     assert "small: already finished" in again.output
 
 
-def test_a_plan_stopped_behind_its_integers_goes_on(plan):
-    """The folder is whole, but nobody wrote down that the stage was."""
-    (plan / "pipeline.toml").write_text(PLAN[: PLAN.rindex("[[suites]]")])
-    assert story_of(plan).exit_code == 0
-    events = plan.parent / "run" / "events.jsonl"
+def test_a_pipeline_stopped_after_quantization_resumes(pipeline):
+    """The folder is complete, but the end of the stage was not recorded."""
+    (pipeline / "pipeline.toml").write_text(PIPELINE[: PIPELINE.rindex("[[suites]]")])
+    assert run_pipeline(pipeline).exit_code == 0
+    events = pipeline.parent / "run" / "events.jsonl"
     lines = [json.loads(line) for line in events.read_text().splitlines()]
     done = ("small", "stage_finished")
     end = next(i for i, e in enumerate(lines) if (e.get("stage"), e["kind"]) == done)
     events.write_text("".join(json.dumps(line) + "\n" for line in lines[:end]))
-    assert list(finished_stages(plan.parent / "run")) == ["first"]
-    found = story_of(plan)
+    assert list(finished_stages(pipeline.parent / "run")) == ["first"]
+    found = run_pipeline(pipeline)
     assert found.exit_code == 0, found.output
-    assert list(finished_stages(plan.parent / "run")) == ["first", "small"]
+    assert list(finished_stages(pipeline.parent / "run")) == ["first", "small"]
 
 
 @pytest.mark.parametrize(
@@ -342,15 +346,17 @@ def test_a_plan_stopped_behind_its_integers_goes_on(plan):
         ),
     ],
 )
-def test_a_plan_whose_integers_come_from_nowhere_is_refused(plan, old, new, message):
-    (plan / "pipeline.toml").write_text(PLAN.replace(old, new))
+def test_a_quantize_stage_without_a_source_is_rejected(pipeline, old, new, message):
+    (pipeline / "pipeline.toml").write_text(PIPELINE.replace(old, new))
     with pytest.raises(ConfigError, match=message):
-        load_pipeline(plan, [])
+        load_pipeline(pipeline, [])
 
 
-def test_other_text_makes_another_stage(plan):
-    one = resolve_stages(load_pipeline(plan, [])[1], plan, plan)
-    (plan / "pipeline.toml").write_text(PLAN.replace('calibration_stages = ["first", "first"]', ""))
-    two = resolve_stages(load_pipeline(plan, [])[1], plan, plan)
+def test_other_calibration_text_changes_the_stage_digest(pipeline):
+    one = resolve_stages(load_pipeline(pipeline, [])[1], pipeline, pipeline)
+    (pipeline / "pipeline.toml").write_text(
+        PIPELINE.replace('calibration_stages = ["first", "first"]', "")
+    )
+    two = resolve_stages(load_pipeline(pipeline, [])[1], pipeline, pipeline)
     assert one[0].digest == two[0].digest
     assert one[1].digest != two[1].digest

@@ -1,4 +1,4 @@
-"""The verb that makes pages."""
+"""`paddock report`."""
 
 import pytest
 from typer.testing import CliRunner
@@ -11,14 +11,14 @@ def report(*words):
     return CliRunner().invoke(app, ["report", *map(str, words)])
 
 
-def test_a_run_gets_its_page_in_its_folder(tmp_path):
+def test_the_report_is_written_to_the_run_folder(tmp_path):
     run = write_run(tmp_path / "run", [2.0, 1.0])
     done = report(run)
     assert (done.exit_code, done.stdout) == (0, f"report: {run / 'report.html'}\n")
     assert "<h1>" in (run / "report.html").read_text()
 
 
-def test_the_page_goes_where_it_is_wanted(tmp_path):
+def test_the_report_is_written_to_out(tmp_path):
     run = write_run(tmp_path / "run", [2.0, 1.0])
     assert report(run, "--out", tmp_path / "x.html").exit_code == 0
     assert (tmp_path / "x.html").is_file()
@@ -36,7 +36,7 @@ def test_arms_are_names_with_folders_or_patterns(tmp_path):
     assert "4 runs in 2 arms" in text
 
 
-def test_a_folder_without_a_name_is_its_own_arm_whatever_it_is_called(tmp_path):
+def test_a_folder_without_a_name_is_its_own_arm(tmp_path):
     runs = [write_run(tmp_path / name, [2.0, 1.0]) for name in ("lr=1,2", "plain")]
     done = report("--compare", *runs, "--out", tmp_path / "c.html")
     assert done.exit_code == 0, done.output
@@ -44,7 +44,7 @@ def test_a_folder_without_a_name_is_its_own_arm_whatever_it_is_called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nowhere"], "nowhere: folder not found"),
         (["a", "b", "--out", "x.html"], "--out names one page, but 2 runs were given"),
@@ -54,7 +54,7 @@ def test_a_folder_without_a_name_is_its_own_arm_whatever_it_is_called(tmp_path):
         (["--compare", "a=none-*"], "'none-*' matches no folder"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(tmp_path, monkeypatch, words, said):
+def test_invalid_arguments_are_a_one_line_error(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     done = report(*words)
-    assert (done.exit_code, done.stderr) == (1, f"error: {said}\n")
+    assert (done.exit_code, done.stderr) == (1, f"error: {message}\n")

@@ -1,4 +1,4 @@
-"""Rejection sampling: what is kept, and that a file survives whatever happens to its writer."""
+"""Rejection sampling: what is kept, and a dialogue file that survives kills of its writer."""
 
 import json
 import random
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A newborn network that says little: its replies end soon, by chance."""
+    """An untrained network whose replies end soon."""
     source = DemonstrationSource(name="c", env="nano-chain", count=50)
     texts = (document.text for document in source.documents(None))
     tokenizer = with_chat_template(train_tokenizer(texts, vocab=330, splitting="words"), "5")
@@ -41,15 +41,15 @@ def folder(tmp_path_factory):
         "indexer": {"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
         "eos": tokenizer.special_token_ids.stop_token_ids,
     }
-    target = tmp_path_factory.mktemp("newborn") / "model"
+    target = tmp_path_factory.mktemp("untrained") / "model"
     save_pretrained(Transformer.from_config(latent_config(**two_layers), seed=1), target)
     tokenizer.save(target)
     return target
 
 
-def words(folder, out, *more, world="nano-chain"):
-    said = ["sample", folder, world, "--out", out, "--n", 3, "--num-tasks", 6, "--min-reward", 0]
-    return [str(word) for word in (*said, "--max-tokens", 40, "--max-concurrent", 4, *more)]
+def words(folder, out, *more, env="nano-chain"):
+    arguments = ["sample", folder, env, "--out", out, "--n", 3, "--num-tasks", 6, "--min-reward", 0]
+    return [str(word) for word in (*arguments, "--max-tokens", 40, "--max-concurrent", 4, *more)]
 
 
 def sampled(folder, out, *more, **options):
@@ -73,7 +73,7 @@ def straight(folder, tmp_path_factory):
     return out
 
 
-def test_what_is_kept_can_be_learnt_from_and_says_where_it_comes_from(straight, folder):
+def test_kept_dialogues_can_be_trained_on_and_name_their_source(straight, folder):
     found = lines(straight)
     assert 3 <= len(found) < 18  # some replies never end: they are not kept
     for line in found:
@@ -83,12 +83,12 @@ def test_what_is_kept_can_be_learnt_from_and_says_where_it_comes_from(straight, 
         assert line["reward"] == 0.0 and line["parts"] == {"right": 0.0}
     assert [d.id for d in read_dialogues(straight)] == [line["id"] for line in found]
     notes = lines(straight.with_name("kept.jsonl.notes"))
-    assert len(notes) == 1 + 18  # how it was begun, and every answer
+    assert len(notes) == 1 + 18  # the settings, and every answer
     fates = Counter(note["fate"] for note in notes[1:])
     assert fates["accepted"] == len(found) and fates["policy failure"] > 0
 
 
-def test_called_again_it_asks_for_nothing_and_with_more_it_adds(straight, folder, tmp_path):
+def test_a_second_call_samples_nothing_and_with_a_larger_n_it_adds(straight, folder, tmp_path):
     out = tmp_path / "kept.jsonl"
     for file in straight.parent.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -104,18 +104,18 @@ def test_other_settings_need_another_file(straight, folder):
     found = CliRunner().invoke(app, words(folder, straight, "--temperature", "0.5"))
     assert found.exit_code == 1
     assert "was started with temperature 1.0, not 0.5" in found.output
-    other = CliRunner().invoke(app, words(folder, straight, world="nano-moon"))
+    other = CliRunner().invoke(app, words(folder, straight, env="nano-moon"))
     assert other.exit_code == 1 and "environment 'nano-moon' not found" in other.output
 
 
-def test_a_file_of_someone_elses_is_left_alone(folder, tmp_path):
+def test_a_file_of_another_command_is_not_overwritten(folder, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"a": 1}\n')
     found = CliRunner().invoke(app, words(folder, tmp_path / "mine.jsonl"))
     assert found.exit_code == 1 and "was not written by this command" in found.output
     assert (tmp_path / "mine.jsonl").read_text() == '{"a": 1}\n'
 
 
-def test_killed_and_called_again_it_ends_with_the_same_dialogues(straight, folder, tmp_path):
+def test_killed_and_resumed_it_ends_with_the_same_dialogues(straight, folder, tmp_path):
     out = tmp_path / "kept.jsonl"
     command = [sys.executable, "-m", "paddock.cli", *words(folder, out, "--max-concurrent", "2")]
     notes = tmp_path / "kept.jsonl.notes"
@@ -134,38 +134,38 @@ def test_killed_and_called_again_it_ends_with_the_same_dialogues(straight, folde
     assert len(lines(out)) == len(by_id(out))
 
 
-def test_a_server_can_be_asked_instead(straight, folder, tmp_path):
+def test_a_server_can_be_used_instead(straight, folder, tmp_path):
     out = tmp_path / "kept.jsonl"
     with serving(folder) as live:
-        said = ["sample", "tiny", "nano-chain", "--base-url", live.url, "--out", str(out)]
-        said += ["--n", "3", "--num-tasks", "6", "--min-reward", "0", "--max-tokens", "40"]
-        found = CliRunner().invoke(app, said)
+        arguments = ["sample", "tiny", "nano-chain", "--base-url", live.url, "--out", str(out)]
+        arguments += ["--n", "3", "--num-tasks", "6", "--min-reward", "0", "--max-tokens", "40"]
+        found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 0, found.output
     here, there = by_id(straight), by_id(out)
     assert set(here) == set(there)
-    for name, line in there.items():  # the same seeds, the same network, the same words
+    for name, line in there.items():  # the same seeds and network give the same text
         assert line["messages"] == here[name]["messages"]
         assert line["model"] == "tiny"
 
 
-def test_no_server_is_said_at_once(tmp_path):
-    said = ["sample", "x", "nano-chain", "--base-url", "http://127.0.0.1:9", "--out"]
-    found = CliRunner().invoke(app, [*said, str(tmp_path / "k.jsonl")])
+def test_an_unreachable_server_is_reported_at_once(tmp_path):
+    arguments = ["sample", "x", "nano-chain", "--base-url", "http://127.0.0.1:9", "--out"]
+    found = CliRunner().invoke(app, [*arguments, str(tmp_path / "k.jsonl")])
     assert found.exit_code == 1 and "server unreachable" in found.output
 
 
 # --- the file -------------------------------------------------------------------------------------
 
 BEGUN = {"model": "m"}
-LONG = "x" * 20_000  # several pages, so that a kill can fall into the middle of a line
+LONG = "x" * 20_000  # several pages, so that a kill can truncate a line
 
 
-def line(task, k, said):
-    message = {"role": "assistant", "content": said}
+def line(task, k, reply):
+    message = {"role": "assistant", "content": reply}
     return {"id": f"{task}#{k}", "task": task, "messages": [message], "reward": 1.0}
 
 
-def test_only_what_is_good_enough_is_kept_and_the_same_words_once(tmp_path):
+def test_only_dialogues_above_the_minimum_reward_are_kept_without_duplicates(tmp_path):
     with DialogueFile.open(tmp_path / "k.jsonl", BEGUN) as harvest:
         harvest.add("a#0", line("a", 0, "yes"), Verdict(reward=1.0), 0.5)
         harvest.add("a#1", line("a", 1, "yes"), Verdict(reward=1.0), 0.5)
@@ -175,7 +175,7 @@ def test_only_what_is_good_enough_is_kept_and_the_same_words_once(tmp_path):
         harvest.add_failure("c#1", Failure(kind="world", where="w", what="x"))
     assert [entry["id"] for entry in lines(tmp_path / "k.jsonl")] == ["a#0", "b#0"]
     with DialogueFile.open(tmp_path / "k.jsonl", BEGUN) as again:
-        assert again.done == {"a#0", "a#1", "b#0", "b#1", "c#0"}  # a broken world is asked again
+        assert again.done == {"a#0", "a#1", "b#0", "b#1", "c#0"}  # environment failures are retried
         again.add("a#2", line("a", 2, "yes"), Verdict(reward=1.0), 0.5)
     assert len(lines(tmp_path / "k.jsonl")) == 2
 
@@ -189,7 +189,7 @@ def test_one_writer_at_a_time(tmp_path):
         pass
 
 
-def test_a_torn_line_is_taken_out_and_asked_for_again(tmp_path):
+def test_a_truncated_line_is_removed_and_sampled_again(tmp_path):
     out = tmp_path / "k.jsonl"
     with DialogueFile.open(out, BEGUN) as harvest:
         for k in range(3):
@@ -203,7 +203,7 @@ def test_a_torn_line_is_taken_out_and_asked_for_again(tmp_path):
     assert [entry["id"] for entry in lines(out)] == ["a#0", "a#1", "a#2"]
 
 
-def test_a_dialogue_that_was_written_but_not_noted_is_not_asked_for_again(tmp_path):
+def test_a_dialogue_written_but_not_logged_is_not_sampled_again(tmp_path):
     out, notes = tmp_path / "k.jsonl", tmp_path / "k.jsonl.notes"
     with DialogueFile.open(out, BEGUN) as harvest:
         for k in range(2):
@@ -219,25 +219,25 @@ import sys
 from pathlib import Path
 from paddock.launch.dialogue_file import DialogueFile
 from paddock.records import Verdict
-from tests.killing import die_after
+from tests.killing import kill_after_calls
 
 with DialogueFile.open(Path(sys.argv[1]), {BEGUN!r}) as harvest:
-    die_after(int(sys.argv[2]))
+    kill_after_calls(int(sys.argv[2]))
     for k in range(400):
         if f"a#{{k}}" not in harvest.done:
             worth = float(k % 3 > 0)
-            said = [dict(role="assistant", content=f"{{k}} {LONG}")]
-            line = dict(id=f"a#{{k}}", task="a", messages=said, reward=1.0)
+            messages = [dict(role="assistant", content=f"{{k}} {LONG}")]
+            line = dict(id=f"a#{{k}}", task="a", messages=messages, reward=1.0)
             harvest.add(f"a#{{k}}", line, Verdict(reward=worth), 1.0)
 """
 
 
-def test_killed_at_any_moment_nothing_is_torn_doubled_or_lost(tmp_path):
+def test_killed_at_any_point_no_line_is_truncated_duplicated_or_lost(tmp_path):
     out = tmp_path / "k.jsonl"
     command = [sys.executable, "-c", WRITER]
-    chance, codes = random.Random(5), []
+    rng, codes = random.Random(5), []
     while not codes or codes[-1] == -signal.SIGKILL:
-        calls = str(chance.randint(1, 9000))
+        calls = str(rng.randint(1, 9000))
         codes.append(subprocess.run([*command, str(out), calls], cwd=ROOT).returncode)
     assert codes[-1] == 0 and len(codes) > 4
     assert sorted(by_id(out)) == sorted(f"a#{k}" for k in range(400) if k % 3 > 0)

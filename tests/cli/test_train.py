@@ -1,4 +1,4 @@
-"""The training verb: what it says before, during and instead of a run."""
+"""`paddock train`: recipes, dry runs, progress lines, trackers."""
 
 import os
 import sqlite3
@@ -28,13 +28,13 @@ def paddock(*words: object, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
-def test_every_recipe_we_ship_resolves():
+def test_every_shipped_recipe_resolves():
     parts = {
         "base.toml",
         "rl.toml",
         "pipeline.toml",
         "w4a8.toml",
-    }  # shared by others, or tested as what they are
+    }  # parents of others, or covered by other tests
     kinds: Counter[type] = Counter()
     for path in RECIPES.rglob("*.toml"):
         if path.name in parts:
@@ -48,7 +48,7 @@ def test_every_recipe_we_ship_resolves():
     assert kinds[RLSettings] >= 4
 
 
-def test_a_recipe_with_a_typo_is_refused_by_name_and_nothing_is_written(tmp_path):
+def test_a_typo_in_a_recipe_is_rejected_by_name_and_nothing_is_written(tmp_path):
     (tmp_path / "typo.toml").write_text(
         f'extends = "{RECIPES / "nano" / "pretrain.toml"}"\n[optim]\nwarmpu_ratio = 0.1\n'
     )
@@ -73,8 +73,8 @@ def test_a_dry_run_prints_a_recipe_that_resolves_to_the_same_and_trains_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_speaks_in_plain_lines_when_nobody_watches(tmp_path):
-    chosen = settings(network_folder(tmp_path / "born"), steps=2)
+def test_a_run_prints_plain_lines_without_a_terminal(tmp_path):
+    chosen = settings(network_folder(tmp_path / "init"), steps=2)
     (tmp_path / "recipe.toml").write_text(dump_toml(chosen))
     found = paddock("train", tmp_path / "recipe.toml", "--out", tmp_path / "run")
     assert found.returncode == 0, found.stderr
@@ -88,7 +88,7 @@ def test_a_run_speaks_in_plain_lines_when_nobody_watches(tmp_path):
 
 
 def tracked_run(tmp_path: Path, tracker: str, **environment: str) -> Path:
-    chosen = settings(network_folder(tmp_path / "born"), steps=2)
+    chosen = settings(network_folder(tmp_path / "init"), steps=2)
     (tmp_path / "recipe.toml").write_text(dump_toml(chosen))
     words = ("train", tmp_path / "recipe.toml", "--out", tmp_path / "run", "--track", tracker)
     found = paddock(*words, **environment)
@@ -96,7 +96,7 @@ def tracked_run(tmp_path: Path, tracker: str, **environment: str) -> Path:
     return tmp_path / "run"
 
 
-def test_tensorboard_shows_every_step(tmp_path):
+def test_tensorboard_has_every_step(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = tracked_run(tmp_path, "tensorboard")
@@ -105,7 +105,7 @@ def test_tensorboard_shows_every_step(tmp_path):
     assert "tokens_per_second" in events.Tags()["scalars"]
 
 
-def test_trackio_holds_every_step(tmp_path):
+def test_trackio_has_every_step(tmp_path):
     home = tmp_path / "trackio"
     tracked_run(tmp_path, "trackio", TRACKIO_DIR=str(home))
     (database,) = home.glob("paddock*.db")
@@ -114,7 +114,7 @@ def test_trackio_holds_every_step(tmp_path):
     assert all("loss/loss" in str(metrics) for _, metrics in rows)
 
 
-def test_a_tracker_that_is_not_installed_says_how_to_get_it(monkeypatch, tmp_path):
+def test_a_missing_tracker_is_reported_with_its_install_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with (
         pytest.raises(UserError, match=r"pip install 'paddock\[track\]'"),

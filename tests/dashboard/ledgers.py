@@ -1,4 +1,4 @@
-"""Ledgers for tests: small ones with every fate a group can have, and large ones made in bulk."""
+"""Ledgers for tests: small ones with every group status, and large ones written in bulk."""
 
 import json
 import sqlite3
@@ -22,21 +22,21 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["Say the word twice. It wants a look. Done. seen it"], vocab=420)
 
 
-def attempt(words: Tokenizer, number: int, member: int, outcome: Outcome, version: int = 0):
-    """Two turns: a thought and a call, what the tool said, a thought and an answer."""
+def trajectory(words: Tokenizer, number: int, member: int, outcome: Outcome, version: int = 0):
+    """Two turns: reasoning and a call, the tool result, reasoning and an answer."""
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(words.encode(text, specials=True))
 
-    def said(text: str) -> Completion:
+    def sampled_turn(text: str) -> Completion:
         tokens = ids(text)
         chances = tuple(-0.125 * (i % 9) for i in range(len(tokens)))
         segments = (Segment(version, len(tokens)),)
         return Completion(token_ids=tokens, logprobs=chances, versions=segments, finish="stop")
 
     turns = (
-        Turn(added_ids=ids(PROMPT), completion=said(FIRST.format(HOSTILE))),
-        Turn(added_ids=ids(BETWEEN), completion=said(LAST.format(f"{HOSTILE}{member}"))),
+        Turn(added_ids=ids(PROMPT), completion=sampled_turn(FIRST.format(HOSTILE))),
+        Turn(added_ids=ids(BETWEEN), completion=sampled_turn(LAST.format(f"{HOSTILE}{member}"))),
     )
     return Trajectory(
         task_id=f"words/{number}",
@@ -48,8 +48,8 @@ def attempt(words: Tokenizer, number: int, member: int, outcome: Outcome, versio
 
 
 def write_rl_run(folder: Path) -> Path:
-    """Three groups of four: one trained, one flat, one whose world broke; and all that a run
-    writes beside its ledger."""
+    """Three groups of four: one trained, one zero-variance, one with environment failures; and the
+    other files of a run."""
     folder.mkdir(parents=True)
     words = tokenizer()
     words.save(folder / "tokenizer")
@@ -62,12 +62,12 @@ def write_rl_run(folder: Path) -> Path:
         )
         for number in range(3):
             for member in range(4):
-                ledger.record_rollout(number, member, [_fate(words, number, member)])
+                ledger.record_rollout(number, member, [_rollout_of(words, number, member)])
         ledger.end_group(0, "finished")
         ledger.end_group(1, "filtered", "zero variance")
         ledger.end_group(2, "failed", "4 of 4 attempts: world at start")
         ledger.record_update(0, 1, [0])
-        ledger.record_token_stats({(f"words-0-{m}", 0): _taught(words, m) for m in range(4)})
+        ledger.record_token_stats({(f"words-0-{m}", 0): _token_record(words, m) for m in range(4)})
     ticks = iter(range(1000, 2000))
     with Journal(folder, clock=lambda: float(next(ticks))) as journal:
         journal.log_event("started", step=0, of=2)
@@ -110,15 +110,15 @@ def write_rl_run(folder: Path) -> Path:
     return folder
 
 
-def _fate(words: Tokenizer, number: int, member: int) -> Trajectory:
+def _rollout_of(words: Tokenizer, number: int, member: int) -> Trajectory:
     outcome: Outcome = Verdict(reward=float(member % 2) if number == 0 else 1.0, note="said twice")
     if number == 2:
         outcome = Failure(kind="world", where="start", what=f"disk full {HOSTILE}")
-    return attempt(words, number, member, outcome)
+    return trajectory(words, number, member, outcome)
 
 
-def _taught(words: Tokenizer, member: int) -> TokenTrainRecord:
-    count = sum(attempt(words, 0, member, Verdict(reward=0.0)).loss_mask)
+def _token_record(words: Tokenizer, member: int) -> TokenTrainRecord:
+    count = sum(trajectory(words, 0, member, Verdict(reward=0.0)).loss_mask)
     return TokenTrainRecord(
         update=0,
         log_ratio=[0.25 if i % 2 else -0.5 for i in range(count)],
@@ -127,9 +127,9 @@ def _taught(words: Tokenizer, member: int) -> TokenTrainRecord:
     )
 
 
-def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60) -> Path:
-    """A run with so many attempts, all of one wording; written in bulk, with the ledger's own
-    tables and packing."""
+def write_large(folder: Path, rollouts: int, *, group: int = 8, tokens: int = 60) -> Path:
+    """A run with that many identical rollouts, written in bulk with the tables and packing of the
+    ledger."""
     folder.mkdir(parents=True)
     words = tokenizer()
     words.save(folder / "tokenizer")
@@ -147,7 +147,7 @@ def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60
         outcome=Verdict(reward=0.5),
     )
     packed = pack_rollout([one])
-    path, groups = folder / "ledger.sqlite", attempts // group
+    path, groups = folder / "ledger.sqlite", rollouts // group
     Ledger(path).close()
     base = sqlite3.connect(path, isolation_level=None)
     base.execute("BEGIN")
@@ -157,7 +157,7 @@ def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60
     )
     base.executemany(
         "INSERT INTO attempts VALUES (?, ?, ?, '', '', '', 3, 3, ?, ?)",
-        ((i // group, i % group, (i * 7 % 11) / 10, tokens, packed) for i in range(attempts)),
+        ((i // group, i % group, (i * 7 % 11) / 10, tokens, packed) for i in range(rollouts)),
     )
     updates = range(-(-groups // 16))
     base.executemany("INSERT INTO updates VALUES (?, ?, '')", ((n, n + 1) for n in updates))
@@ -167,8 +167,8 @@ def write_large(folder: Path, attempts: int, *, group: int = 8, tokens: int = 60
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     began = 1e9
     with (folder / "rollouts.jsonl").open("w") as file:
-        for i in range(attempts):
-            said = {"time": began + i + 5.0, "started": began + i, "task": "sums"}
-            said |= {"number": i // group, "rollout": i % group, "tokens": tokens, "reward": 0.5}
-            file.write(json.dumps(said) + "\n")
+        for i in range(rollouts):
+            row = {"time": began + i + 5.0, "started": began + i, "task": "sums"}
+            row |= {"number": i // group, "rollout": i % group, "tokens": tokens, "reward": 0.5}
+            file.write(json.dumps(row) + "\n")
     return folder

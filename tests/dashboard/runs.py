@@ -1,4 +1,4 @@
-"""Run folders for tests, written by the journal itself."""
+"""Run folders for tests, written by the journal."""
 
 from itertools import count
 from pathlib import Path
@@ -27,12 +27,12 @@ def write_run(
     facts: dict[str, Any] | None = None,
     held_out: dict[int, float] | None = None,
 ) -> Path:
-    """Started at second 1001, a second and a hundred tokens a step; with fewer losses than `steps`
-    it was killed on the way."""
+    """Started at second 1001, one second and a hundred tokens per step; with fewer losses than
+    `steps` it was killed."""
     folder.mkdir(parents=True)
     steps = len(losses) if steps is None else steps
     (folder / "recipe.toml").write_text(RECIPE.format(steps=steps, seed=seed, lr=lr))
-    ticks = map(float, count(1000))  # the journal looks once when it opens
+    ticks = map(float, count(1000))  # the journal reads the clock once when it opens
     with Journal(folder, clock=lambda: next(ticks)) as journal:
         journal.log_event("started", step=0, of=steps, **(facts or {}))
         for step, loss in enumerate(losses, start=1):
@@ -44,7 +44,7 @@ def write_run(
 
 
 def body(page: Path | str) -> ElementTree.Element:
-    """What stands in <main>; it must be well formed."""
+    """The <main> element; it must be well-formed."""
     text = page.read_text() if isinstance(page, Path) else page
     return ElementTree.fromstring(text[text.index("<main>") : text.index("</main>") + 7])
 
@@ -58,7 +58,7 @@ def of_class(element: ElementTree.Element, name: str) -> list[ElementTree.Elemen
 
 
 def points(path: ElementTree.Element) -> list[list[tuple[float, float]]]:
-    """The pieces of a drawn line, in the drawing's own units."""
+    """The segments of a drawn line, in units of the drawing."""
     pieces = (path.get("d") or "").removesuffix("Z").split("M")[1:]
     return [
         [(float(x), float(y)) for x, y in (pair.split() for pair in piece.split("h")[0].split("L"))]

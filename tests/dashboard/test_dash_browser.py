@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: from the list of runs to one token, and nothing from outside."""
+"""The dashboard in a real browser: from the list of runs to one token, nothing external."""
 
 import os
 import socket
@@ -75,9 +75,9 @@ DRAWN = """name => {
 
 
 def arrived(page, name):
-    """The page is drawn, and for the present address: that changes before its page is told."""
+    """Wait until the page of the current address is drawn; the address changes first."""
     page.wait_for_function(DRAWN, arg=name, timeout=PATIENCE_MS)
-    if "PADDOCK_SHOTS" in os.environ:  # to be looked at
+    if "PADDOCK_SHOTS" in os.environ:  # for manual inspection
         page.wait_for_timeout(400)
         night = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
         folder = os.environ["PADDOCK_SHOTS"]
@@ -85,7 +85,7 @@ def arrived(page, name):
 
 
 def press(page, shape):
-    """A click on a picture: what catches it lies over what it shows."""
+    """Click a shape of a chart; a transparent layer above it takes the event."""
     shape.scroll_into_view_if_needed()
     box = shape.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -110,7 +110,7 @@ def test_from_the_list_of_runs_to_one_token(page, tmp_path):
     bars = page.locator(".barlayer .point path")
     page.wait_for_selector(".barlayer .point path")
     assert bars.count() == 20
-    press(page, bars.first)  # the attempts that earned nothing
+    press(page, bars.first)  # rollouts with reward zero
     page.wait_for_url("**low=**")
     arrived(page, "rollouts")
     assert page.locator("a.group").all_inner_texts() == ["words 0"]
@@ -131,18 +131,18 @@ def test_from_the_list_of_runs_to_one_token(page, tmp_path):
     arrived(page, "tokens")
     token = page.locator(".tokens span.sampled").nth(3)
     token.click()
-    told = dict(
+    fields = dict(
         zip(
             page.locator(".token-card dt").all_inner_texts(),
             page.locator(".token-card dd").all_inner_texts(),
             strict=True,
         )
     )
-    assert told["log-probability"] == "-0.375"
-    assert told["probability"] == "68.73 %"
-    assert told["importance ratio"] == "1.28403"
-    assert told["advantage"] == "1"
-    assert told["mask"] == "trained, clipped or masked"
+    assert fields["log-probability"] == "-0.375"
+    assert fields["probability"] == "68.73 %"
+    assert fields["importance ratio"] == "1.28403"
+    assert fields["advantage"] == "1"
+    assert fields["mask"] == "trained, clipped or masked"
     paints = {}
     for way in ("log-probability", "advantage", "importance ratio", "mask"):
         page.click(f".ways >> text={way}")
@@ -186,7 +186,7 @@ def test_the_other_pages(page):
     assert "2 x" in page.inner_text(".tiles")
 
 
-def test_metrics_are_chosen_and_curves_laid_over_each_other(page):
+def test_metrics_can_be_selected_and_curves_overlaid(page):
     arrived(page, "runs")
     page.select_option("select >> nth=0", "loss")
     page.wait_for_selector(".curves .ytitle >> text=nats/token")
@@ -197,7 +197,7 @@ def test_metrics_are_chosen_and_curves_laid_over_each_other(page):
     assert page.locator(".curves .legendtext").all_text_contents() == ["rl"]
 
 
-def test_what_does_not_exist_is_said_and_a_report_is_one_click_away(browser, url):
+def test_missing_pages_show_an_error_and_reports_are_linked(browser, url):
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{url}/#/rollouts?run=nothing")
@@ -209,11 +209,11 @@ def test_what_does_not_exist_is_said_and_a_report_is_one_click_away(browser, url
     page.wait_for_selector("h1")
     assert "rl" in page.inner_text("h1")
     page.hover(".plot >> nth=0")
-    assert page.locator(".readout >> nth=0").is_visible()  # its script may run, and no other
+    assert page.locator(".readout >> nth=0").is_visible()  # only its own script may run
     context.close()
 
 
-def test_a_telephone_need_not_scroll_sideways(browser, url):
+def test_no_horizontal_scrolling_on_a_phone(browser, url):
     context = browser.new_context(viewport={"width": 390, "height": 800})
     page = context.new_page()
     for name, query in (

@@ -1,4 +1,4 @@
-"""README and docs as a reader meets them: blocks of commands, of code and of files, in order."""
+"""Fenced blocks of README and docs, in order: commands, code and files."""
 
 import re
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(.*)$")
-LANGUAGES = {"sh", "python", "toml", "json", "text"}  # of a block; none of them is no language
+LANGUAGES = {"sh", "python", "toml", "json", "text"}  # of blocks; every block must have one
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. Behind its language may stand a file's name: then it is that file."""
+    """A fenced block; a file name after its language makes it that file."""
 
     page: str
     line: int
@@ -22,7 +22,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Of a block of shell: each with the lines it goes on in, comments left out."""
+        """Commands of a shell block, with continuation lines joined and comments removed."""
         if self.language != "sh" or self.file:
             return []
         whole = self.text.replace("\\\n", " ")
@@ -66,14 +66,14 @@ def every_command() -> list[str]:
 
 
 def inline(page: str) -> list[str]:
-    """What stands between single backticks, outside of blocks."""
+    """Inline code outside of blocks."""
     text = (ROOT / page).read_text()
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`\n]+)`", prose)
 
 
 def links(page: str) -> list[str]:
-    """Relative ones."""
+    """Relative links."""
     text = (ROOT / page).read_text()
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return [to for to in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in to]

@@ -31,7 +31,7 @@ def called(tree):
     return names | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def test_the_page_follows_both_lives():
+def test_the_page_follows_a_request_and_a_rollout():
     assert len(STEPS) >= 16
 
 

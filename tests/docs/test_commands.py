@@ -14,9 +14,9 @@ from paddock.cli.__main__ import COMMANDS, app
 from paddock.sandbox import rootfs
 from paddock.text import train_tokenizer, with_chat_template
 from tests.cli.test_convert import grouped
+from tests.docs.command_runner import open_runner
 from tests.docs.pages import LANGUAGES, ROOT, Block, blocks, every_command, inline, links, pages
-from tests.docs.workshop import opened
-from tests.sandbox.boxes import missing
+from tests.sandbox.sandboxes import missing
 from tests.text.tiny_gguf import byte_level, write_gguf
 from tests.train.tiny import network_folder
 
@@ -32,9 +32,9 @@ NOT_RUN = {
     "torchrun --nnodes 256 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29500 "
     "-m paddock.cli train recipes/glm5/pretrain.toml": "needs 256 machines",
 }
-# Run, but only where tests may take long (`make test`): several seconds each.
+# Run only by `make test`: several seconds each.
 SLOW = re.compile(r"torchrun --nproc-per-node 2|\bsmol\b|runs/nano-1")
-# Run where the machine has what they need; elsewhere the page's test says what it left out.
+# Run if the machine has what they need; otherwise the test of the page is skipped with the reason.
 NEEDS = {
     r"\bhello\b": lambda: missing("bwrap"),
     r"^curl ": lambda: None if shutil.which("curl") else "there is no curl",
@@ -44,19 +44,19 @@ PAGES = [page for page in pages() if blocks(page)]
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory):
-    """A checkout in which the pipeline has run, and what a reader brings along."""
-    folder = tmp_path_factory.mktemp("workshop")
-    with pytest.MonkeyPatch.context() as patch, opened(folder) as made:
+def runner(tmp_path_factory):
+    """A checkout in which the pipeline has run, with the files a reader would have."""
+    folder = tmp_path_factory.mktemp("runner")
+    with pytest.MonkeyPatch.context() as patch, open_runner(folder) as made:
         patch.setattr(rootfs, "cache_dir", lambda: folder / "cache" / "sandbox")
         patch.setenv("OMP_NUM_THREADS", "1")
         made.run("paddock run recipes/nano")
-        bring_along(folder)
+        add_reader_files(folder)
         yield made
 
 
-def bring_along(folder):
-    """A text, a released checkpoint, a GGUF file, runs of an ablation: two arms, two seeds."""
+def add_reader_files(folder):
+    """A text, a checkpoint, a GGUF file, and ablation runs with two arms and two seeds."""
     (folder / "notes.txt").write_text("first 2 add 5 is 7 , second 7 add 8 is 5 .\n" * 20)
     network_folder(folder / "folder")
     text = (f"{a} + {b} = {a + b}" for a in range(30) for b in range(30))
@@ -69,36 +69,36 @@ def bring_along(folder):
             shutil.copytree(folder / "runs/nano/pretrain", folder / f"runs/{arm}-{seed}")
 
 
-def play(workshop, page, *, slow):
+def run_block(runner, page, *, slow):
     left = []
     for block in blocks(page):
         todo = [c for c in block.commands if c not in NOT_RUN and bool(SLOW.search(c)) == slow]
         lacking = {c: why for c in todo if (why := lacks(c))}
         left += [f"{command}: {why}" for command, why in lacking.items()]
         if todo or not slow:
-            workshop.play(block, [command for command in todo if command not in lacking])
+            runner.run_block(block, [command for command in todo if command not in lacking])
     if left:
         pytest.skip("; ".join(left))
 
 
 def lacks(command):
-    """What this machine would need for a command, if it has not."""
+    """What this machine lacks for a command, or None."""
     return next(
         (why for sign, of in NEEDS.items() if re.search(sign, command) and (why := of())), None
     )
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_says_can_be_done(workshop, page):
-    play(workshop, page, slow=False)
+def test_commands_and_code_of_a_page_run(runner, page):
+    run_block(runner, page, slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if any(SLOW.search(c) for b in blocks(p) for c in b.commands)]
 )
-def test_what_takes_long_can_be_done_too(workshop, page):
-    play(workshop, page, slow=True)
+def test_slow_commands_of_a_page_run(runner, page):
+    run_block(runner, page, slow=True)
 
 
 @pytest.mark.parametrize(
@@ -112,22 +112,22 @@ def test_what_takes_long_can_be_done_too(workshop, page):
     ],
 )
 def test_a_command_that_fails_is_noticed(tmp_path, command, complaint):
-    with opened(tmp_path) as made, pytest.raises(AssertionError, match=complaint):
+    with open_runner(tmp_path) as made, pytest.raises(AssertionError, match=complaint):
         made.run(command)
 
 
 def test_a_piece_of_code_that_fails_is_noticed(tmp_path):
     block = Block("a.md", 3, "python", "", "print(nothing)\n")
-    with opened(tmp_path) as made, pytest.raises(NameError):
-        made.play(block, [])
+    with open_runner(tmp_path) as made, pytest.raises(NameError):
+        made.run_block(block, [])
 
 
-def test_what_is_not_run_is_still_on_a_page():
+def test_every_command_listed_as_not_run_is_on_a_page():
     assert set(NOT_RUN) - set(every_command()) == set()
     assert any(SLOW.search(command) for command in every_command())
 
 
-def test_every_block_says_what_it_is():
+def test_every_block_has_a_language():
     found = {(b.page, b.line) for page in pages() for b in blocks(page)}
     known = {(b.page, b.line) for page in pages() for b in blocks(page) if b.language in LANGUAGES}
     assert found - known == set()
@@ -139,7 +139,7 @@ def test_every_command_has_a_page_and_every_page_a_command():
 
 
 @pytest.mark.parametrize("page", pages())
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     for to in links(page):
         path, _, anchor = to.partition("#")
         target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
@@ -152,17 +152,17 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", [page for page in pages() if page != "docs/log.md"])
 def test_commands_in_prose_name_real_commands_and_options(page):
-    """History may name what is gone; every other page may not."""
+    """docs/log.md may name removed commands; no other page may."""
     root = typer.main.get_command(app)
-    for said in inline(page):
-        words = said.split()
+    for snippet in inline(page):
+        words = snippet.split()
         if words[:1] != ["paddock"] or len(words) < 2:
             continue
         command = root
         for word in words[1:]:
             if hasattr(command, "commands") and re.fullmatch(r"[a-z]+", word):
-                assert word in command.commands, f"{page}: `{said}`"
+                assert word in command.commands, f"{page}: `{snippet}`"
                 command = command.commands[word]
             elif word.startswith("--"):
                 known = {name for each in command.params for name in each.opts}
-                assert word in known | {"--help"}, f"{page}: `{said}`"
+                assert word in known | {"--help"}, f"{page}: `{snippet}`"

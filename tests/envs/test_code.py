@@ -13,7 +13,15 @@ from paddock.envs.env import scripted_policy
 from paddock.envs.jsonl import RowError
 from paddock.records import Failure, Message, ToolCall
 from paddock.sandbox import SandboxError, SandboxSettings, pick_backend
-from tests.envs.soundness import DATA, always, check_sound, check_tasks, outcomes, rewards, says
+from tests.envs.soundness import (
+    DATA,
+    check_sound,
+    check_tasks,
+    constant_policy,
+    outcomes,
+    rewards,
+    scripted_reply,
+)
 
 
 def sandboxed():
@@ -37,8 +45,8 @@ def test_functions_are_sound_in_the_sandbox(level, count):
     )
 
 
-def test_every_hidden_test_agrees_with_the_solution_and_tells_it_from_shorter_ones():
-    """The same 200 tasks without a sandbox: this code is our own."""
+def test_hidden_tests_pass_the_solution_and_fail_shorter_ones():
+    """The same 200 tasks without a sandbox: the code is trusted."""
     for level in (1, 2, 4, 5):
         taskset = make("code", {"level": level})
         for index in range(50):
@@ -54,7 +62,7 @@ def fails(answer, problem):
     return sum(names[tests.entry](*given) != right for given, right in tests.cases)
 
 
-def test_level_moves_how_often_the_first_two_steps_are_enough():
+def test_level_changes_how_often_the_first_two_steps_are_enough():
     rates = []
     for level in (1, 2, 3, 5):
         taskset = make("code", {"level": level})
@@ -72,7 +80,7 @@ def test_tasks_are_reproducible_distinct_and_split():
     check_tasks(lambda: make("code", {"level": 2}), 200)
 
 
-def test_a_function_is_written_out():
+def test_a_function_is_rendered_as_source():
     assert function_source("f", []) == "def f(x):\n    return x"
 
 
@@ -131,7 +139,7 @@ CHEATS = {
 
 @boxed
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_program_cannot_talk_itself_through(cheat):
+def test_a_program_cannot_forge_its_result(cheat):
     taskset = make("code", {"level": 3})
     task = taskset.task(0)
     name = HiddenTests.from_example(taskset.example_of(task)).entry
@@ -156,7 +164,7 @@ for each in gc.get_objects():
 
 
 @boxed
-def test_a_forged_report_is_worth_nothing_where_the_share_counts(tmp_path):
+def test_a_forged_report_has_reward_zero_with_partial_credit(tmp_path):
     taskset = make("code", {"level": 3, "partial_credit": True})
     task = taskset.task(0)
     assert rewards(taskset, [task], lambda t: taskset.scripted_answer(FORGED)) == [0.0]
@@ -180,7 +188,7 @@ NUMBERS = {
         "import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): raise StopIteration",
     ],
 )
-def test_what_a_function_of_a_file_returns_is_compared_by_its_value(tmp_path, answer):
+def test_return_values_are_compared_by_value(tmp_path, answer):
     taskset = make(
         "code-file", {"test_file": write(tmp_path / "a", NUMBERS), "partial_credit": True}
     )
@@ -189,7 +197,7 @@ def test_what_a_function_of_a_file_returns_is_compared_by_its_value(tmp_path, an
 
 
 @boxed
-def test_tests_may_use_objects_of_the_answer_and_the_errors_it_raises(tmp_path):
+def test_tests_may_use_objects_and_exceptions_of_the_answer(tmp_path):
     row = {
         "prompt": "A node, and its depth.",
         "code": "class Node:\n    def __init__(self, n): self.n, self.next = n, None\n"
@@ -208,7 +216,7 @@ def test_tests_may_use_objects_of_the_answer_and_the_errors_it_raises(tmp_path):
 
 
 @boxed
-def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
+def test_tests_that_fail_on_their_own_are_a_grader_failure(tmp_path):
     row = {**NUMBERS, "test_setup_code": "raise OSError('no such data')"}
     taskset = make("code-file", {"test_file": write(tmp_path / "a", row)})
     (found,) = outcomes(taskset, [taskset.task(0, "test")], taskset.solver)
@@ -218,7 +226,7 @@ def test_tests_that_fail_without_the_answer_are_no_zero(tmp_path):
 
 
 @boxed
-def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
+def test_a_program_that_never_ends_has_reward_zero_with_a_note():
     taskset = make("code", {"test_timeout_s": 1.0})
     (found,) = outcomes(
         taskset, [taskset.task(0)], lambda task: taskset.scripted_answer("while True: pass")
@@ -228,7 +236,7 @@ def test_a_program_that_never_ends_is_a_bad_answer_and_says_so():
 
 
 @boxed
-def test_a_function_cannot_replace_the_judge_of_the_next_test():
+def test_a_function_cannot_replace_the_checker_of_the_next_test():
     taskset = make("code", {"level": 3, "partial_credit": True})
     task = taskset.task(0)
     name = HiddenTests.from_example(taskset.example_of(task)).entry
@@ -237,7 +245,7 @@ def test_a_function_cannot_replace_the_judge_of_the_next_test():
 
 
 @boxed
-def test_many_long_complaints_are_a_bad_answer_and_not_a_broken_grader():
+def test_many_long_error_messages_are_reward_zero_and_not_a_grader_failure():
     check = make_test_verifier(SandboxSettings(), seconds=20, warm=0)
     tests = HiddenTests(checks=("f()",) * 300)
     problem = QAExample(question="", answer="", hidden=tests.to_json())
@@ -247,7 +255,7 @@ def test_many_long_complaints_are_a_bad_answer_and_not_a_broken_grader():
 
 
 @boxed
-def test_half_right_may_count_half():
+def test_partial_credit_is_the_fraction_of_passed_tests():
     taskset = make("code", {"level": 1, "families": ["numbers"], "partial_credit": True})
     task = taskset.task(0)
     (found,) = rewards(
@@ -262,7 +270,7 @@ def test_half_right_may_count_half():
     assert any(0 < share < 1 for share in shares)
 
 
-def test_a_sandbox_that_cannot_be_had_is_a_failure_and_no_zero(monkeypatch):
+def test_an_unavailable_sandbox_is_a_failure_and_not_reward_zero(monkeypatch):
     taskset = make("code", {"warm_sandboxes": 0})
 
     def broken(*arguments):
@@ -310,24 +318,24 @@ def test_all_layouts_are_read_and_sound(tmp_path):
     path = write(tmp_path / "a.jsonl.gz", HUMANEVAL, MBPP, CLEAN)
     taskset = make("code-file", {"test_file": path})
     assert taskset.size("test") == 3
-    check_sound(taskset, 3, [lambda task: always("```python\nx = 1\n```")], split="test")
-    asked = [taskset.task(index, "test").messages[0].content for index in range(3)]
-    assert "assert add(1, 2) == 3" in asked[1]
-    assert "add(0, 0)" not in asked[1], "the other tests are hidden"
-    assert "candidate" not in asked[0]
+    check_sound(taskset, 3, [lambda task: constant_policy("```python\nx = 1\n```")], split="test")
+    prompts = [taskset.task(index, "test").messages[0].content for index in range(3)]
+    assert "assert add(1, 2) == 3" in prompts[1]
+    assert "add(0, 0)" not in prompts[1], "the other tests are hidden"
+    assert "candidate" not in prompts[0]
 
 
 @boxed
-def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
+def test_an_answer_may_be_a_whole_function_or_its_body(tmp_path):
     taskset = make("code-file", {"test_file": write(tmp_path / "a", HUMANEVAL)})
     task = taskset.task(0, "test")
     for answer in ("    return helper(math.sqrt(x))", "def root(x):\n    return math.sqrt(x)"):
         assert rewards(taskset, [task], lambda t, a=answer: taskset.scripted_answer(a)) == [1.0]
-        assert rewards(taskset, [task], lambda t, a=answer: says(a)) == [1.0]
+        assert rewards(taskset, [task], lambda t, a=answer: scripted_reply(a)) == [1.0]
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({**HUMANEVAL, "entry_point": "other"}, "does not contain the function 'other'"),
         ({**MBPP, "test_list": [], "challenge_test_list": []}, "'test_list' is missing or empty"),
@@ -335,8 +343,8 @@ def test_a_function_may_be_given_whole_or_as_its_body(tmp_path):
         ({"text": "x", "test_list": ["y"]}, "'code' is missing"),
     ],
 )
-def test_a_wrong_row_is_named(tmp_path, row, said):
-    with pytest.raises(RowError, match=f"a:1: .*{said}"):
+def test_an_invalid_row_is_named(tmp_path, row, message):
+    with pytest.raises(RowError, match=f"a:1: .*{message}"):
         make("code-file", {"train_file": write(tmp_path / "a", row)})
 
 
@@ -350,16 +358,16 @@ def test_a_wrong_row_is_named(tmp_path, row, said):
         ("mbpp/sanitized-mbpp.json.gz", 427),
     ],
 )
-def test_public_files_are_read_whole_and_a_sample_is_sound(path, count):
+def test_public_files_are_readable_and_a_sample_is_sound(path, count):
     taskset = make("code-file", {"test_file": str(DATA / path), "test_timeout_s": 120.0})
     assert taskset.size("test") == count
     tasks = [taskset.task(index, "test") for index in range(3, count, count // 5)]
     assert set(rewards(taskset, tasks, taskset.solver)) == {1.0}
-    assert set(rewards(taskset, tasks, lambda task: always("pass"))) == {0.0}
+    assert set(rewards(taskset, tasks, lambda task: constant_policy("pass"))) == {0.0}
 
 
 @boxed
-def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
+def test_the_python_tool_keeps_its_names_and_reports_errors():
     taskset = make("math", {"python_tool": {"timeout_s": 5.0}, "max_turns": 6, "level": 3})
     task = taskset.task(0)
     answer = taskset.example_of(task).answer
@@ -374,17 +382,17 @@ def test_reasoning_with_python_keeps_its_names_and_sees_its_mistakes():
         run("print(y)"),
         Message(role="assistant", content=f"\\boxed{{{answer}}}"),
     ]
-    heard = []
+    tool_results = []
 
-    async def player(messages, tools):
+    async def policy(messages, tools):
         assert [spec.name for spec in tools] == ["python"]
-        heard.append(messages[-1].content)
+        tool_results.append(messages[-1].content)
         return await scripted_policy(*script)(messages, tools)
 
-    assert rewards(taskset, [task], lambda task: player) == [1.0]
-    assert heard[1] == "(no output)"
-    assert heard[2] == "Fraction(2, 1)"
-    assert "NameError" in heard[3]
+    assert rewards(taskset, [task], lambda task: policy) == [1.0]
+    assert tool_results[1] == "(no output)"
+    assert tool_results[2] == "Fraction(2, 1)"
+    assert "NameError" in tool_results[3]
 
 
 def test_tools_need_turns():

@@ -7,15 +7,17 @@ import pytest
 from paddock.envs import make
 from paddock.envs.logic.clues import Clue, consistent_solutions, minimal_clues
 from paddock.envs.logic.taskset import FAMILIES
-from tests.envs.soundness import check_sound, check_tasks, pass_rate, says
+from tests.envs.soundness import check_sound, check_tasks, pass_rate, scripted_reply
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_puzzles_are_sound(family):
     for level, count in ((1, 100), (3, 80), (4, 20)):
-        world = make("logic", {"families": [family], "level": level})
-        near = [lambda task, n=n, w=world: says(w.example_of(task).near[n]) for n in (0, 1)]
-        check_sound(world, count, near)
+        taskset = make("logic", {"families": [family], "level": level})
+        near = [
+            lambda task, n=n, w=taskset: scripted_reply(w.example_of(task).near[n]) for n in (0, 1)
+        ]
+        check_sound(taskset, count, near)
 
 
 def test_tasks_are_reproducible_distinct_and_split():
@@ -23,13 +25,13 @@ def test_tasks_are_reproducible_distinct_and_split():
 
 
 def knights_by_hand(text):
-    """Every set of knights that the statements allow, read from the text alone."""
+    """Every set of knights that the statements allow, parsed from the text."""
     names = re.findall(r"(\w+) says:", text)
-    said = re.findall(r'(\w+) says: "(.*?)"', text)
+    statements = re.findall(r'(\w+) says: "(.*?)"', text)
     allowed = []
     for kinds in product((True, False), repeat=len(names)):
         knight = dict(zip(names, kinds, strict=True))
-        if all(knight[who] == claim_holds(what, knight, who) for who, what in said):
+        if all(knight[who] == claim_holds(what, knight, who) for who, what in statements):
             allowed.append({name for name in names if knight[name]})
     return allowed
 
@@ -58,16 +60,18 @@ def orders_by_hand(text):
         r"Between the (\w+) and the (\w+) one stands one book\.": lambda gap: abs(gap) == 2,
         r"The (\w+) and the (\w+) one are not neighbours\.": lambda gap: abs(gap) > 1,
     }
-    told = [(*pair, rule) for pattern, rule in rules.items() for pair in re.findall(pattern, text)]
+    constraints = [
+        (*pair, rule) for pattern, rule in rules.items() for pair in re.findall(pattern, text)
+    ]
     for a, b, between in re.findall(
         r"Between the (\w+) and the (\w+) one stand (\d) books\.", text
     ):
-        told.append((a, b, lambda gap, n=int(between): abs(gap) == n + 1))
+        constraints.append((a, b, lambda gap, n=int(between): abs(gap) == n + 1))
     placed = re.findall(r"Number (\d) is (\w+)\.", text)
     return [
         row
         for row in permutations(things)
-        if all(rule(row.index(b) - row.index(a)) for a, b, rule in told)
+        if all(rule(row.index(b) - row.index(a)) for a, b, rule in constraints)
         and all(row[int(place) - 1] == thing for place, thing in placed)
     ]
 
@@ -82,12 +86,14 @@ def streets_by_hand(text):
         rf"{thing} and {thing} belong to the same house\.": lambda gap: gap == 0,
         rf"{thing} and {thing} belong to different houses\.": lambda gap: gap != 0,
     }
-    told = [(*pair, rule) for pattern, rule in rules.items() for pair in re.findall(pattern, text)]
+    constraints = [
+        (*pair, rule) for pattern, rule in rules.items() for pair in re.findall(pattern, text)
+    ]
     placed = re.findall(rf"{thing} is in house (\d)\.", text)
     found = []
     for street in product(*(permutations(row) for row in things)):
         at = {thing: house for row in street for house, thing in enumerate(row)}
-        if all(rule(at[b] - at[a]) for a, b, rule in told) and all(
+        if all(rule(at[b] - at[a]) for a, b, rule in constraints) and all(
             at[thing] == int(house) - 1 for thing, house in placed
         ):
             found.append(street)
@@ -95,12 +101,12 @@ def streets_by_hand(text):
 
 
 @pytest.mark.parametrize("level", [1, 3, 4])
-def test_what_a_puzzle_says_leaves_exactly_its_answer(level):
-    """Solved again from the words alone, by code that knows nothing of the generator."""
+def test_a_puzzle_has_exactly_one_solution(level):
+    """Solved from the text by code that is independent of the generator."""
     for family, count in (("knights", 60), ("ordering", 30), ("houses", 20 if level < 4 else 2)):
-        world = make("logic", {"families": [family], "level": level})
+        taskset = make("logic", {"families": [family], "level": level})
         for index in range(count):
-            problem = world.example_of(world.task(index))
+            problem = taskset.example_of(taskset.task(index))
             if family == "knights":
                 (knights,) = knights_by_hand(problem.question)
                 assert knights == {*problem.answer.split(", ")} - {"none"}
@@ -112,7 +118,7 @@ def test_what_a_puzzle_says_leaves_exactly_its_answer(level):
                 assert ", ".join(street[1] + street[0]) == problem.answer
 
 
-def test_a_circuit_says_what_comes_out():
+def test_the_answer_of_a_circuit_is_its_output():
     gates = {
         "AND": lambda a, b: a & b,
         "OR": lambda a, b: a | b,
@@ -120,61 +126,61 @@ def test_a_circuit_says_what_comes_out():
         "NAND": lambda a, b: 1 - (a & b),
         "NOR": lambda a, b: 1 - (a | b),
     }
-    world = make("logic", {"families": ["circuit"], "level": 4})
+    taskset = make("logic", {"families": ["circuit"], "level": 4})
     for index in range(60):
-        problem = world.example_of(world.task(index))
+        problem = taskset.example_of(taskset.task(index))
         values = {n: int(v) for n, v in re.findall(r"(i\d) = (\d)", problem.question)}
         for gate, a, word, b in re.findall(r"(g\d+) = (\w+) ([A-Z]+) (\w+)", problem.question):
             values[gate] = gates[word](values[a], values[b])
-        asked = re.search(r"What are (.*?)\?", problem.question)[1].split(", ")
-        assert problem.answer == ", ".join(str(values[gate]) for gate in asked)
+        outputs = re.search(r"What are (.*?)\?", problem.question)[1].split(", ")
+        assert problem.answer == ", ".join(str(values[gate]) for gate in outputs)
 
 
 def guess(task):
-    """Knows the form of an answer and nothing else."""
-    chance = random.Random(task.id)
+    """A policy that knows the answer format and nothing else."""
+    rng = random.Random(task.id)
     text = task.messages[0].content
     if "knights" in text:
         names = re.findall(r"(\w+) says:", text)
-        return says(", ".join(name for name in names if chance.random() < 0.5) or "none")
+        return scripted_reply(", ".join(name for name in names if rng.random() < 0.5) or "none")
     if "shelf" in text:
         things = re.search(r"shelf: (.*?)\.", text)[1].split(", ")
-        return says(", ".join(chance.sample(things, len(things))))
+        return scripted_reply(", ".join(rng.sample(things, len(things))))
     if "houses" in text:
         people, pets = (re.search(rf"{kind}: (.*?)[;.]", text)[1] for kind in ("people", "pets"))
-        both = [chance.sample(w, len(w)) for w in (pets.split(", "), people.split(", "))]
-        return says(", ".join(both[0] + both[1]))
+        both = [rng.sample(w, len(w)) for w in (pets.split(", "), people.split(", "))]
+        return scripted_reply(", ".join(both[0] + both[1]))
     count = len(re.search(r"What are (.*)\?", text)[1].split(","))
-    return says(", ".join(chance.choice("01") for _ in range(count)))
+    return scripted_reply(", ".join(rng.choice("01") for _ in range(count)))
 
 
 @pytest.mark.parametrize(
     ("family", "lowest"), [("knights", 0.15), ("ordering", 0.08), ("circuit", 0.15)]
 )
-def test_level_moves_the_pass_rate_of_a_guesser(family, lowest):
+def test_level_changes_the_pass_rate_of_guessing(family, lowest):
     rates = []
     for level in (1, 4):
-        world = make("logic", {"families": [family], "level": level})
-        rates.append(pass_rate(world, [world.task(n) for n in range(200)], guess))
+        taskset = make("logic", {"families": [family], "level": level})
+        rates.append(pass_rate(taskset, [taskset.task(n) for n in range(200)], guess))
     assert rates[0] > lowest > rates[1] * 2
 
 
 def test_more_houses_are_harder_to_guess():
-    worlds = [make("logic", {"families": ["houses"], "level": level}) for level in (1, 3)]
-    low, high = (pass_rate(w, [w.task(n) for n in range(300)], guess) for w in worlds)
+    tasksets = [make("logic", {"families": ["houses"], "level": level}) for level in (1, 3)]
+    low, high = (pass_rate(w, [w.task(n) for n in range(300)], guess) for w in tasksets)
     assert low > high
 
 
-def test_of_a_set_the_order_does_not_matter_of_a_row_it_does():
+def test_order_matters_for_sequences_and_not_for_sets():
     for family, reward in (("knights", 1.0), ("ordering", 0.0)):
-        world = make("logic", {"families": [family], "level": 4})
-        tasks = [t for t in map(world.task, range(40)) if "," in world.example_of(t).answer]
+        taskset = make("logic", {"families": [family], "level": 4})
+        tasks = [t for t in map(taskset.task, range(40)) if "," in taskset.example_of(t).answer]
         assert tasks
 
-        def backwards(task, world=world):
-            return says(" and ".join(world.example_of(task).answer.split(", ")[::-1]))
+        def backwards(task, taskset=taskset):
+            return scripted_reply(" and ".join(taskset.example_of(task).answer.split(", ")[::-1]))
 
-        assert pass_rate(world, tasks, backwards) == reward
+        assert pass_rate(taskset, tasks, backwards) == reward
 
 
 def test_clues_are_kept_until_one_solution_is_left():

@@ -23,7 +23,7 @@ from paddock.envs.search.questions import (
 from paddock.envs.search.tools import CHARS_PER_VIEW, search_tools
 from paddock.envs.tools import execute_tool_calls
 from paddock.records import Message, ToolCall
-from tests.envs.soundness import always, check_sound, check_tasks, pass_rate, rewards
+from tests.envs.soundness import check_sound, check_tasks, constant_policy, pass_rate, rewards
 
 text_of = st.lists(
     st.sampled_from(["oak", "elm", "fir", "ash", "yew", "box"]), min_size=1, max_size=9
@@ -35,7 +35,7 @@ def pages_of(texts):
 
 
 def by_definition(pages, query):
-    """BM25 word for word: the score of each page."""
+    """BM25 by its definition: the score of each page."""
     lists = [tokenize_words(f"{page.title} {page.text}") for page in pages]
     mean = sum(map(len, lists)) / len(lists)
     scores = {}
@@ -51,7 +51,7 @@ def by_definition(pages, query):
 
 
 @given(st.lists(text_of, min_size=1, max_size=12), text_of, st.integers(1, 5), st.integers(1, 5))
-def test_search_is_bm25_however_pages_came_in(texts, query, batch, k):
+def test_search_is_bm25_in_any_order_of_insertion(texts, query, batch, k):
     pages, query = pages_of(texts), " ".join(query)
     index = BM25Index()
     for start in range(0, len(pages), batch):
@@ -65,7 +65,7 @@ def test_search_is_bm25_however_pages_came_in(texts, query, batch, k):
     assert index.search(query, k) == found
 
 
-def test_an_index_in_a_folder_grows_and_comes_back(tmp_path):
+def test_an_index_on_disk_can_be_extended_and_reopened(tmp_path):
     pages = pages_of([["oak"], ["oak", "elm"], ["fir"]])
     index = BM25Index(tmp_path / "index")
     index.add(pages[:1])
@@ -82,7 +82,7 @@ def test_an_index_in_a_folder_grows_and_comes_back(tmp_path):
     assert BM25Index(tmp_path / "index").page("new") == WebPage(id="new", title="", text="yew")
 
 
-def test_a_page_twice_a_half_written_batch_and_a_broken_folder(tmp_path):
+def test_duplicate_pages_partial_batches_and_broken_folders(tmp_path):
     index = BM25Index(tmp_path)
     index.add(pages_of([["oak"]]))
     with pytest.raises(PageError, match="page 'p0' is already in the index"):
@@ -115,7 +115,7 @@ def test_a_large_region_does_not_run_out_of_names():
     assert sum(kind == "town" for kind in graph.kinds.values()) == 1800
 
 
-def test_questions_start_from_the_rare_and_share_few_facts():
+def test_questions_start_from_rare_pages_and_share_few_facts():
     rng = random.Random(0)
     graph = generate_graph(rng, 400)
     questions = generate_questions(rng, graph, hops=3, count=100, uses=2)
@@ -135,7 +135,7 @@ QUESTION = MultiHopQuestion(start="Ada Cor", steps=(BORN, SEAT), names=("Oaktown
 HARD = QuestionProbe(guesses=("Fir Works",) * 8, agent_answer="Fir Works", agent_calls=2)
 
 
-def test_a_question_says_its_path():
+def test_a_question_describes_its_path():
     assert QUESTION.text == (
         "What is the name of the company that has its seat in the town in which Ada Cor was born?"
     )
@@ -168,7 +168,7 @@ def test_the_third_filter_rejects_what_is_not_unique_consistent_or_true(facts, r
     assert reason in find_inconsistency(QUESTION, KnowledgeGraph(KINDS, frozenset(facts)))
 
 
-def test_the_third_filter_looks_back_from_every_candidate():
+def test_the_third_filter_checks_every_candidate_backwards():
     other = {**KINDS, "Gone Works": "company"}
     facts = frozenset((*FACTS, Fact("Gone Works", "seat", "Elmtown")))
     assert find_inconsistency(QUESTION, KnowledgeGraph(other, facts)) is None
@@ -193,10 +193,10 @@ def test_questions_are_sound(region):
     check_sound(region, 30, split="test")
 
 
-def test_what_the_solver_says_it_has_read(region):
+def test_the_solver_reads_every_fact_of_its_question(region):
     task = region.task(0)
-    episode = asyncio.run(run_rollout(region.make_env(task), region.solver(task)))
-    read = " ".join(m.content for m in episode.messages if m.role == "tool")
+    rollout = asyncio.run(run_rollout(region.make_env(task), region.solver(task)))
+    read = " ".join(m.content for m in rollout.messages if m.role == "tool")
     assert set(region.question(task).facts) <= set(parse_facts(read))
 
 
@@ -204,19 +204,21 @@ def test_tasks_are_reproducible_distinct_and_split():
     check_tasks(lambda: make("search", {"hops": 3, "num_entities": 300, "num_questions": 300}), 10)
 
 
-def test_hops_move_the_pass_rate_of_a_player_that_follows_two(region):
+def test_hops_change_the_pass_rate_of_a_policy_that_follows_two(region):
     short = make("search", {"hops": 2, "num_entities": 300, "num_questions": 200})
     rates = []
-    for world in (short, region):
-        tasks = [world.task(index) for index in range(30)]
-        rates.append(pass_rate(world, tasks, lambda t, w=world: w.partial_solver(t, hops=2)))
+    for taskset in (short, region):
+        tasks = [taskset.task(index) for index in range(30)]
+        rates.append(pass_rate(taskset, tasks, lambda t, w=taskset: w.partial_solver(t, hops=2)))
     assert rates == [1.0, 0.0]
 
 
-def test_a_best_known_name_is_never_the_answer(region):
+def test_the_top_search_hit_is_never_the_answer(region):
     best = region.index.search("river", 1)[0].page.title
     tasks = [region.task(index) for index in range(50)]
-    assert max(rewards(region, tasks, lambda task: always(f"<answer>{best}</answer>"))) == 0
+    assert (
+        max(rewards(region, tasks, lambda task: constant_policy(f"<answer>{best}</answer>"))) == 0
+    )
 
 
 def call(tools, name, **arguments):
@@ -251,21 +253,21 @@ def test_a_page_whose_id_has_brackets_can_be_opened():
     index = BM25Index()
     index.add([WebPage(id=name, title=name, text="Oak.") for name in ("list[int]", "[x]")])
     tools = search_tools(index)
-    for said in ("list[int]", "[list[int]]", " [x]", "[[x]]"):
-        assert call(tools, "open", page=said).endswith("Oak.")
+    for page_id in ("list[int]", "[list[int]]", " [x]", "[[x]]"):
+        assert call(tools, "open", page=page_id).endswith("Oak.")
 
 
-def test_pages_and_questions_of_ones_own(tmp_path):
+def test_custom_pages_and_questions(tmp_path):
     pages = [{"id": "a", "title": "Oak", "text": "The oak of Elmtown is 300 years old."}]
-    asked = [{"question": "How old is the oak of Elmtown?", "answer": "300"}]
-    for name, entries in (("pages", pages), ("asked", asked)):
+    prompts = [{"question": "How old is the oak of Elmtown?", "answer": "300"}]
+    for name, entries in (("pages", pages), ("questions", prompts)):
         (tmp_path / name).write_text("\n".join(map(json.dumps, entries)))
-    changes = {"pages_file": str(tmp_path / "pages"), "train_file": str(tmp_path / "asked")}
+    changes = {"pages_file": str(tmp_path / "pages"), "train_file": str(tmp_path / "questions")}
     changes["index_dir"] = str(tmp_path / "index")
     for _ in range(2):  # the second time the page is in the index already
-        world = make("search-file", changes)
-        check_sound(world, 1, [lambda task: always("<answer>3</answer>")])
-        assert [spec.name for spec in world.make_env(world.task(0)).tools] == [
+        taskset = make("search-file", changes)
+        check_sound(taskset, 1, [lambda task: constant_policy("<answer>3</answer>")])
+        assert [spec.name for spec in taskset.make_env(taskset.task(0)).tools] == [
             "search",
             "open",
             "find",

@@ -19,130 +19,145 @@ from paddock.envs.service.store_api import StoreAPI
 from paddock.envs.service.taskset import SimulatedUser, _solve
 from paddock.envs.tools import execute_tool_calls
 from paddock.records import Message, ToolCall
-from tests.envs.soundness import always, check_sound, check_tasks, outcomes, pass_rate, rewards
+from tests.envs.soundness import (
+    check_sound,
+    check_tasks,
+    constant_policy,
+    outcomes,
+    pass_rate,
+    rewards,
+)
 
 
-def obliging(world):
-    """A player that does whatever it is asked, forbidden or not, and refuses nothing."""
+def always_compliant(taskset):
+    """A policy that does everything requested, allowed or not."""
 
-    def player(task):
-        scenario = world.scenario(task)
+    def policy(task):
+        scenario = taskset.scenario(task)
         granted = [
-            replace(wish, action=wish.forbidden_action, forbidden_action=None)
-            if wish.forbidden_action
-            else wish
-            for wish in scenario.intents
+            replace(intent, action=intent.forbidden_action, forbidden_action=None)
+            if intent.forbidden_action
+            else intent
+            for intent in scenario.intents
         ]
-        return playing(scenario, granted)
+        return scripted_agent(scenario, granted)
 
-    return player
+    return policy
 
 
-def forgetful(world):
-    """A player that grants every wish but the last."""
+def forgetful(taskset):
+    """A policy that handles every intent but the last."""
 
-    def player(task):
-        scenario = world.scenario(task)
-        return playing(
+    def policy(task):
+        scenario = taskset.scenario(task)
+        return scripted_agent(
             scenario, [*scenario.intents[:-1], CustomerIntent(request="", must_say="done")]
         )
 
-    return player
+    return policy
 
 
-def silent(world):
-    """A player that does everything and says nothing."""
+def without_messages(taskset):
+    """A policy that does everything and tells the customer nothing."""
 
-    def player(task):
-        scenario = world.scenario(task)
-        mute = [replace(wish, must_say="") for wish in scenario.intents]
-        return playing(scenario, mute)
+    def policy(task):
+        scenario = taskset.scenario(task)
+        mute = [replace(intent, must_say="") for intent in scenario.intents]
+        return scripted_agent(scenario, mute)
 
-    return player
+    return policy
 
 
-def playing(scenario, wishes):
+def scripted_agent(scenario, intents):
     script = [] if scenario.gives_email else [Message(role="assistant", content="Your email?")]
-    for wish in wishes:
-        script += _solve(wish)
+    for intent in intents:
+        script += _solve(intent)
 
-    async def speak(messages, tools):
-        said = sum(message.role == "assistant" for message in messages)
-        return script[said] if said < len(script) else Message(role="assistant", content="Well.")
+    async def reply_next(messages, tools):
+        num_replies = sum(message.role == "assistant" for message in messages)
+        return (
+            script[num_replies]
+            if num_replies < len(script)
+            else Message(role="assistant", content="Well.")
+        )
 
-    return speak
+    return reply_next
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 5])
 def test_scenarios_are_sound(level):
-    world = make("service", {"level": level})
-    check_sound(world, 60, [lambda task: always("It is done.")])
-    tasks = [world.task(index) for index in range(60)]
-    open_ended = [task for task in tasks if not world.scenario(task).intents[-1].forbidden_action]
+    taskset = make("service", {"level": level})
+    check_sound(taskset, 60, [lambda task: constant_policy("It is done.")])
+    tasks = [taskset.task(index) for index in range(60)]
+    open_ended = [task for task in tasks if not taskset.scenario(task).intents[-1].forbidden_action]
     assert len(open_ended) > 30
-    assert max(rewards(world, open_ended, forgetful(world))) == 0
+    assert max(rewards(taskset, open_ended, forgetful(taskset))) == 0
 
 
 def test_tasks_are_reproducible_distinct_and_split():
     check_tasks(lambda: make("service", {"level": 3}), 200)
 
 
-def test_level_moves_the_pass_rate_of_a_player_without_principles():
+def test_level_changes_the_pass_rate_of_an_always_compliant_policy():
     rates = []
     for level in (1, 3, 5):
-        world = make("service", {"level": level})
-        rates.append(pass_rate(world, [world.task(n) for n in range(120)], obliging(world)))
+        taskset = make("service", {"level": level})
+        rates.append(
+            pass_rate(taskset, [taskset.task(n) for n in range(120)], always_compliant(taskset))
+        )
     assert rates[0] == 1
     assert 0.9 > rates[1] > rates[2] + 0.1
 
 
-def test_what_must_be_said_counts():
-    world = make("service", {"level": 2})
+def test_required_information_counts():
+    taskset = make("service", {"level": 2})
     tasks = [
         task
-        for task in map(world.task, range(60))
-        if any(wish.must_say for wish in world.scenario(task).intents)
+        for task in map(taskset.task, range(60))
+        if any(intent.must_say for intent in taskset.scenario(task).intents)
     ]
-    for outcome in outcomes(world, tasks, silent(world)):
+    for outcome in outcomes(taskset, tasks, without_messages(taskset)):
         assert outcome.reward == 0
         assert outcome.parts["told"] < 1
         assert outcome.parts["database"] == outcome.parts["ended"] == 1
 
 
-def test_an_unfinished_dialogue_is_worth_nothing():
-    world = make("service", {"level": 1, "max_turns": 2})
-    (outcome,) = outcomes(world, [world.task(0)], lambda task: playing(world.scenario(task), []))
+def test_an_unfinished_dialogue_has_reward_zero():
+    taskset = make("service", {"level": 1, "max_turns": 2})
+    (outcome,) = outcomes(
+        taskset, [taskset.task(0)], lambda task: scripted_agent(taskset.scenario(task), [])
+    )
     assert outcome.reward == 0
 
 
 def test_a_customer_gives_the_email_when_asked_and_insists_once():
-    world = make("service", {"level": 3})
+    taskset = make("service", {"level": 3})
     for index in range(40):
-        task = world.task(index)
-        scenario = world.scenario(task)
+        task = taskset.task(index)
+        scenario = taskset.scenario(task)
         assert scenario.customer.email not in task.messages[1].content
-        episode = asyncio.run(run_rollout(world.make_env(task), world.solver(task)))
-        heard = [m.content for m in episode.messages if m.role == "user"][1:]
-        assert heard[0] == f"It is {scenario.customer.email}."
-        pushes = [wish.push for wish in scenario.intents if wish.push]
-        assert [text for text in heard if text in pushes] == pushes
+        rollout = asyncio.run(run_rollout(taskset.make_env(task), taskset.solver(task)))
+        user_messages = [m.content for m in rollout.messages if m.role == "user"][1:]
+        assert user_messages[0] == f"It is {scenario.customer.email}."
+        pushes = [intent.push for intent in scenario.intents if intent.push]
+        assert [text for text in user_messages if text in pushes] == pushes
 
 
-def test_a_customer_says_yes_to_a_question_and_goes_on_after_an_offer_of_help():
-    world = make("service", {"level": 1})
-    scenario = world.scenario(world.task(0))
+def test_a_customer_confirms_a_question_and_continues_after_an_offer_of_help():
+    taskset = make("service", {"level": 1})
+    scenario = taskset.scenario(taskset.task(0))
     user = SimulatedUser(scenario)
     assert [user.respond("Shall I do that?") for _ in range(3)] == ["Yes, please."] * 2 + [None]
     user = SimulatedUser(scenario)
     assert user.respond("Done. Anything else?") is None
 
 
-def test_the_solver_reads_what_it_needs_from_tools_that_work():
-    world = make("service", {"level": 4})
+def test_the_solver_gets_its_facts_from_working_tools():
+    taskset = make("service", {"level": 4})
     for index in range(20):
-        task = world.task(index)
-        episode = asyncio.run(run_rollout(world.make_env(task), world.solver(task)))
-        results = [m.content for m in episode.messages if m.role == "tool"]
+        task = taskset.task(index)
+        rollout = asyncio.run(run_rollout(taskset.make_env(task), taskset.solver(task)))
+        results = [m.content for m in rollout.messages if m.role == "tool"]
         assert not [text for text in results if text.startswith("error")]
 
 
@@ -164,8 +179,8 @@ SHOP = StoreDatabase(
 )
 
 
-def worth(shop):
-    """Money and goods, wherever they are: no action makes or loses any."""
+def total_value(shop):
+    """Total of money and goods: no action creates or loses any."""
     goods = sum(product.stock for product in shop.products.values())
     sold = [order for order in shop.orders.values() if order.status != "cancelled"]
     goods += sum(line.quantity for order in sold for line in order.lines)
@@ -187,12 +202,12 @@ def test_an_action_changes_a_copy_and_loses_nothing(act, credit, stock):
     after = act(SHOP)
     assert after.customers["C1"].credit_cents == credit
     assert after.products["A"].stock == stock
-    assert worth(after) == worth(SHOP)
+    assert total_value(after) == total_value(SHOP)
     assert SHOP.orders["W1"].status == "pending"
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "num_replies"),
     [
         (lambda shop: shop.cancel("W2"), "there is no order 'W2'"),
         (lambda shop: shop.cancel("W1").cancel("W1"), "cancelled already"),
@@ -202,12 +217,12 @@ def test_an_action_changes_a_copy_and_loses_nothing(act, credit, stock):
         (lambda shop: shop.exchange("W1", "A", "A"), "only 1 of A are in stock, not 2"),
     ],
 )
-def test_what_cannot_be_is_refused(act, said):
-    with pytest.raises(StoreError, match=said):
+def test_an_invalid_action_is_rejected(act, num_replies):
+    with pytest.raises(StoreError, match=num_replies):
         act(SHOP)
 
 
-def test_tools_show_the_database_and_say_what_is_wrong():
+def test_tools_show_the_database_and_report_errors():
     desk = StoreAPI(SHOP)
 
     def call(name, **arguments):
@@ -228,7 +243,7 @@ def test_tools_show_the_database_and_say_what_is_wrong():
 
 
 def test_rewards_of_the_solver_come_with_their_parts():
-    world = make("service", {})
-    assert rewards(world, [world.task(0)], world.solver) == [1.0]
-    (outcome,) = outcomes(world, [world.task(0)], world.solver)
+    taskset = make("service", {})
+    assert rewards(taskset, [taskset.task(0)], taskset.solver) == [1.0]
+    (outcome,) = outcomes(taskset, [taskset.task(0)], taskset.solver)
     assert outcome.parts == {"database": 1.0, "told": 1.0, "ended": 1.0}

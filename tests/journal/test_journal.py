@@ -20,13 +20,13 @@ def records(path: Path) -> list[dict]:
 
 @pytest.fixture
 def synced(monkeypatch) -> list[int]:
-    """Grows by one descriptor for each fsync."""
+    """The descriptors of fsync calls so far."""
     descriptors: list[int] = []
     monkeypatch.setattr("os.fsync", descriptors.append)
     return descriptors
 
 
-def test_a_resumed_run_goes_on_in_the_same_files(tmp_path):
+def test_a_resumed_run_appends_to_the_same_files(tmp_path):
     for step in (1, 2):
         with Journal(tmp_path / "runs" / "a", clock=Clock()) as journal:
             journal.log_metrics(step, loss=0.5)
@@ -41,7 +41,7 @@ def test_a_resumed_run_goes_on_in_the_same_files(tmp_path):
     )
 
 
-def test_numbers_json_cannot_say_are_text_that_float_reads(tmp_path):
+def test_non_finite_numbers_are_strings_that_float_parses(tmp_path):
     with Journal(tmp_path) as journal:
         journal.log_metrics(1, a=nan, b=inf, c=-inf)
         journal.log_event("odd", values=[nan, {"deep": (inf,)}])
@@ -55,7 +55,7 @@ def test_numbers_json_cannot_say_are_text_that_float_reads(tmp_path):
     assert event["values"] == ["NaN", {"deep": ["Infinity"]}]
 
 
-def test_what_is_not_json_is_refused_and_leaves_no_trace(tmp_path):
+def test_values_that_are_not_json_are_rejected_and_not_written(tmp_path):
     with Journal(tmp_path) as journal:
         with pytest.raises(TypeError):
             journal.log_event("odd", what={1, 2})
@@ -73,7 +73,7 @@ def test_an_event_is_on_disk_when_the_call_returns(tmp_path, synced):
         assert len(synced) == 2
 
 
-def test_metrics_wait_for_the_disk_only_now_and_then(tmp_path, synced):
+def test_metrics_are_synced_only_periodically(tmp_path, synced):
     clock = Clock()
     with Journal(tmp_path, clock=clock, sync_every_s=5.0) as journal:
         counts = []
@@ -83,7 +83,7 @@ def test_metrics_wait_for_the_disk_only_now_and_then(tmp_path, synced):
         assert counts == [0, 0, 1, 1, 1, 2]
 
 
-def test_a_torn_line_is_cut_off_and_the_repair_is_told(tmp_path):
+def test_a_truncated_line_is_removed_and_the_repair_is_logged(tmp_path):
     with Journal(tmp_path) as journal:
         journal.log_metrics(1, loss=1.0)
     whole = (tmp_path / METRICS_FILE).read_bytes()

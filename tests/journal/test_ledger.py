@@ -18,7 +18,7 @@ def entry(ordinal, *, task="sums", number=None, size=2, issued=0):
     return GroupRecord(ordinal=ordinal, task=task, number=number, size=size, issued=issued)
 
 
-def attempt(ordinal, member, *versions, outcome=None):
+def rollout(ordinal, member, *versions, outcome=None):
     completion = Completion(
         token_ids=tuple(range(len(versions))),
         logprobs=(-0.25,) * len(versions),
@@ -36,10 +36,10 @@ def attempt(ordinal, member, *versions, outcome=None):
 
 
 def finished(ledger, ordinal, *versions, issued=0):
-    """A group of two attempts, by these versions."""
+    """A finished group of two rollouts, sampled by these versions."""
     ledger.issue([entry(ordinal, issued=issued)])
     for member in range(2):
-        ledger.record_rollout(ordinal, member, attempt(ordinal, member, *versions))
+        ledger.record_rollout(ordinal, member, rollout(ordinal, member, *versions))
     ledger.end_group(ordinal, "finished")
 
 
@@ -66,7 +66,7 @@ def test_a_group_ends_once(ledger):
     assert statuses(ledger) == {0: "trained"}
 
 
-def test_a_batch_is_trained_whole_or_not_at_all(ledger):
+def test_recording_an_update_is_atomic(ledger):
     finished(ledger, 0, 0)
     ledger.issue([entry(1)])
     with pytest.raises(LedgerError, match="group 1 cannot become trained: it is not finished"):
@@ -75,20 +75,20 @@ def test_a_batch_is_trained_whole_or_not_at_all(ledger):
     assert ledger.batches() == []
 
 
-def test_an_ending_without_a_reason_is_refused(ledger):
+def test_ending_a_group_needs_a_reason(ledger):
     ledger.issue([entry(0)])
     with pytest.raises(sqlite3.IntegrityError):
         ledger.end_group(0, "failed")
 
 
-def test_a_number_is_given_once(ledger):
+def test_a_group_number_is_unique(ledger):
     ledger.issue([entry(0, number=3)])
     with pytest.raises(sqlite3.IntegrityError):
         ledger.issue([entry(1, number=4), entry(2, number=3)])
     assert [e.number for e in ledger.groups()] == [3]
 
 
-def test_a_lost_group_shows_in_the_balance(ledger, tmp_path):
+def test_a_lost_group_makes_the_counts_inconsistent(ledger, tmp_path):
     for ordinal in range(4):
         ledger.issue([entry(ordinal)])
     assert ledger.group_counts().is_consistent
@@ -97,10 +97,10 @@ def test_a_lost_group_shows_in_the_balance(ledger, tmp_path):
     assert not ledger.group_counts().is_consistent
 
 
-def test_attempts_come_back_as_they_were(ledger):
+def test_rollouts_round_trip(ledger):
     ledger.issue([entry(0)])
     failure = Failure(kind="grader", where="grade", what="no such file")
-    whole, broken = attempt(0, 0, 3, 3, 4), attempt(0, 1, 3, outcome=failure)
+    whole, broken = rollout(0, 0, 3, 3, 4), rollout(0, 1, 3, outcome=failure)
     ledger.record_rollout(0, 1, broken)
     ledger.record_rollout(0, 0, whole)
     assert ledger.rollouts(0) == {0: whole, 1: broken}
@@ -109,7 +109,7 @@ def test_attempts_come_back_as_they_were(ledger):
         ledger.record_rollout(0, 0, whole)
 
 
-def test_back_to_a_checkpoint_what_was_trained_later_is_finished_again(ledger):
+def test_a_rewind_makes_later_trained_groups_finished_again(ledger):
     for ordinal, version in enumerate((0, 0, 1, 2)):
         finished(ledger, ordinal, version, issued=version)
         ledger.record_update(ordinal, ordinal + 1, [ordinal])
@@ -119,17 +119,17 @@ def test_back_to_a_checkpoint_what_was_trained_later_is_finished_again(ledger):
     ledger.record_update(2, 3, [3])
 
 
-def test_what_lost_weights_sampled_is_made_again(ledger):
-    """Weights after update 2 are lost: version 3 will be another."""
+def test_a_rewind_reissues_groups_sampled_by_lost_weights(ledger):
+    """Weights after update 2 are lost: version 3 will be different."""
     finished(ledger, 0, 1, 2)
     ledger.issue([entry(1)])
-    ledger.record_rollout(1, 0, attempt(1, 0, 2))
-    ledger.record_rollout(1, 1, attempt(1, 1, 2, 3))
+    ledger.record_rollout(1, 0, rollout(1, 0, 2))
+    ledger.record_rollout(1, 1, rollout(1, 1, 2, 3))
     ledger.end_group(1, "finished")
     ledger.issue([entry(2)])
-    ledger.record_rollout(2, 0, attempt(2, 0, 3))
+    ledger.record_rollout(2, 0, rollout(2, 0, 3))
     ledger.issue([entry(3)])
-    ledger.record_rollout(3, 0, attempt(3, 0, 3))
+    ledger.record_rollout(3, 0, rollout(3, 0, 3))
     ledger.end_group(3, "failed", "it was bad")
     for update, groups in enumerate([[0], [], [], [1]]):
         ledger.record_update(update, update + 1, groups)
@@ -139,7 +139,7 @@ def test_what_lost_weights_sampled_is_made_again(ledger):
     assert list(ledger.rollouts(2)) == []
 
 
-def test_a_whole_rewind_leaves_nothing_of_what_came_after(ledger):
+def test_a_whole_rewind_removes_everything_later(ledger):
     finished(ledger, 0, 0, issued=0)
     finished(ledger, 1, 0, issued=0)
     ledger.record_update(0, 1, [0])
@@ -162,7 +162,7 @@ def test_a_whole_rewind_leaves_nothing_of_what_came_after(ledger):
     assert ledger.group_counts().is_consistent
 
 
-def test_checkpoints_are_known_until_they_are_taken_back(ledger):
+def test_checkpoints_are_known_until_they_are_removed(ledger):
     for update in range(3):
         ledger.record_update(update, update + 1, [])
         ledger.record_checkpoint(update + 1, f"step-{update + 1}")
@@ -171,7 +171,7 @@ def test_checkpoints_are_known_until_they_are_taken_back(ledger):
     assert ledger.checkpoints() == {1: "step-1", 2: "step-2"}
 
 
-def test_tokens_can_be_forgotten_and_how_it_ended_not(ledger):
+def test_tokens_can_be_dropped_and_outcomes_are_kept(ledger):
     for ordinal in range(2):
         finished(ledger, ordinal, 0)
         ledger.record_update(ordinal, ordinal + 1, [ordinal])
@@ -182,7 +182,7 @@ def test_tokens_can_be_forgotten_and_how_it_ended_not(ledger):
     assert ledger.group_counts().trained == 2
 
 
-def test_a_ledger_of_another_format_is_refused(tmp_path):
+def test_a_ledger_of_another_format_is_rejected(tmp_path):
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
         ledger.set_metadata("format", 99)
@@ -190,7 +190,7 @@ def test_a_ledger_of_another_format_is_refused(tmp_path):
         Ledger(path)
 
 
-def test_a_file_that_is_no_database_is_refused_by_name(tmp_path):
+def test_a_file_that_is_not_a_database_is_rejected_by_name(tmp_path):
     (tmp_path / "ledger.sqlite").write_text("half a ledger\n" * 100)
     with pytest.raises(LedgerError, match=r"ledger\.sqlite: file is not a database"):
         Ledger(tmp_path / "ledger.sqlite")
@@ -215,7 +215,7 @@ def read_everything(path):
 
 
 @pytest.mark.parametrize("spoilt", [bytes(4096), b"\xff" * 4096, Random(0).randbytes(4096)])
-def test_a_damaged_page_is_told_with_what_to_do(whole, tmp_path, spoilt):
+def test_a_damaged_page_is_reported_with_a_remedy(whole, tmp_path, spoilt):
     path = tmp_path / "ledger.sqlite"
     for start in range(0, len(whole), 4096):
         path.write_bytes(whole[:start] + spoilt + whole[start + 4096 :])
@@ -230,7 +230,7 @@ def test_a_damaged_page_is_told_with_what_to_do(whole, tmp_path, spoilt):
             read_everything(path)
 
 
-def test_a_damaged_view_is_told_too(whole, tmp_path):
+def test_damage_is_reported_by_the_view_too(whole, tmp_path):
     path = tmp_path / "ledger.sqlite"
     for start in range(4096, len(whole), 4096):
         path.write_bytes(whole[:start] + b"\xff" * 4096 + whole[start + 4096 :])
@@ -246,7 +246,7 @@ def test_a_damaged_view_is_told_too(whole, tmp_path):
 
 
 @pytest.mark.parametrize("at", [0, 5, 40, -1])
-def test_damaged_tokens_are_told_with_their_group(ledger, tmp_path, at):
+def test_damaged_tokens_are_reported_with_their_group(ledger, tmp_path, at):
     finished(ledger, 7, 0)
     packed = bytearray(ledger.packed_rollouts(7)[1])
     packed[at] ^= 0x10
@@ -262,7 +262,7 @@ def fill(ledger):
             finished(ledger, ordinal, *range(500))
 
 
-def test_a_full_disk_is_told_and_leaves_what_was_there(ledger):
+def test_a_full_disk_is_reported_and_keeps_the_old_content(ledger):
     finished(ledger, 0, 0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
@@ -272,17 +272,17 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(ledger):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert all(len(ledger.rollouts(e.ordinal)) == 2 for e in ledger.groups())
-    ledger.record_update(0, 1, [0])  # there is room again
+    ledger.record_update(0, 1, [0])  # there is space again
     assert statuses(ledger)[0] == "trained"
 
 
-def test_a_full_database_is_told(ledger):
-    ledger._base.execute("PRAGMA max_page_count = 20")  # what SQLite itself calls a full disk
+def test_a_full_database_is_reported(ledger):
+    ledger._base.execute("PRAGMA max_page_count = 20")  # SQLite reports a full disk
     with pytest.raises(LedgerError, match="full: free some disk space, then run the same command"):
         fill(ledger)
 
 
-def test_others_can_read_meanwhile(ledger, tmp_path):
+def test_the_ledger_can_be_read_while_written(ledger, tmp_path):
     finished(ledger, 0, 0)
     with ledger.transaction():
         ledger.issue([entry(1)])
@@ -293,13 +293,13 @@ def test_others_can_read_meanwhile(ledger, tmp_path):
 
 
 def killed_after(calls, path, witness):
-    """Let the writer make so many Python calls, then kill -9 it."""
+    """Run the writer and kill -9 it after `calls` Python calls."""
     command = [sys.executable, "-m", "tests.journal.ledger_writer", path, witness, str(calls)]
     done = subprocess.run(command, cwd=Path(paddock.__file__).parents[1])
     assert done.returncode == -signal.SIGKILL
 
 
-def test_a_killed_writer_has_written_every_move_it_made_and_no_half_one(tmp_path):
+def test_a_killed_writer_has_committed_every_move_and_no_partial_one(tmp_path):
     path, witness = tmp_path / "ledger.sqlite", tmp_path / "witness"
     rng = Random(7)
     for _ in range(5):
@@ -311,17 +311,17 @@ def check(path, lines):
     with Ledger(path) as ledger:
         assert ledger.group_counts().is_consistent
         entries = {e.ordinal: e for e in ledger.groups()}
-        told = {word: [line for line in lines if line[0] == word] for word in MOVES}
-        issued = {int(line[1]) for line in told["issued"]}
-        assert issued <= entries.keys() and len(entries.keys() - issued) <= 5  # one a death
+        moves = {word: [line for line in lines if line[0] == word] for word in MOVES}
+        issued = {int(line[1]) for line in moves["issued"]}
+        assert issued <= entries.keys() and len(entries.keys() - issued) <= 5  # one per kill
         for word in ("filtered", "failed"):
-            assert all(entries[int(line[1])].status == word for line in told[word])
-        for line in told["attempt"]:
+            assert all(entries[int(line[1])].status == word for line in moves[word])
+        for line in moves["attempt"]:
             assert int(line[2]) in ledger.packed_rollouts(int(line[1]))
         batches = ledger.batches()
         assert [update for update, _, _ in batches] == list(range(len(batches)))
         assert all(len(groups) == 4 for _, _, groups in batches)
-        for line in told["trained"]:
+        for line in moves["trained"]:
             found = {e.ordinal for e in batches[int(line[1])][2]}
             assert found == set(map(int, line[2:]))
         trained = [e.ordinal for _, _, groups in batches for e in groups]

@@ -8,7 +8,7 @@ CALL = ToolCall(id="c", name="look", arguments={"far": 2})
 REPLY = Message(role="assistant", content="Hello", reasoning="Hm.", tool_calls=(CALL,))
 
 
-def test_a_dialogue_survives_the_wire():
+def test_a_dialogue_round_trips_through_json():
     marks = (LossMaskSpan(message=1, part="reasoning", start=1, end=2), LossMaskSpan(message=1))
     whole = Dialogue(messages=(ASK, REPLY), untrained=marks, thinking="turns", weight=0.5, id="a")
     assert decode(Dialogue, encode(whole)) == whole
@@ -27,7 +27,7 @@ def test_a_dialogue_survives_the_wire():
         ({"message": 1, "part": "calls", "end": 2}, "ends at 2, but the length of calls is 1"),
     ],
 )
-def test_a_mark_must_point_at_something(mark, error):
+def test_a_loss_mask_span_must_refer_to_existing_text(mark, error):
     with pytest.raises(ValueError, match=error):
         Dialogue(messages=(ASK, REPLY), untrained=(LossMaskSpan(**mark),))
 
@@ -41,7 +41,7 @@ def test_a_mark_must_point_at_something(mark, error):
         ({"weight": float("nan")}, "weight: must be finite and at least 0, got nan"),
     ],
 )
-def test_what_cannot_be_learnt_from_is_refused(wrong, error):
+def test_a_dialogue_that_cannot_be_trained_on_is_rejected(wrong, error):
     with pytest.raises(ValueError, match=error):
         Dialogue(**({"messages": (ASK, REPLY)} | wrong))
 

@@ -16,7 +16,7 @@ CALL = ToolCall(id="call_1", name="add", arguments={"a": 1, "b": [2, {"c": None}
         ("tool_call_id", {"role": "user", "tool_call_id": "call_1"}),
     ],
 )
-def test_a_message_that_cannot_be_is_refused_by_the_name_of_its_field(field, given):
+def test_an_invalid_message_is_rejected_by_the_name_of_its_field(field, given):
     with pytest.raises(ValueError, match=f"^{field}: "):
         Message(**{"content": "", **given})
 
@@ -32,7 +32,7 @@ def test_a_message_that_cannot_be_is_refused_by_the_name_of_its_field(field, giv
         ("arguments", {"arguments": {1: "x"}}),
     ],
 )
-def test_a_call_is_named_and_its_arguments_are_json(field, given):
+def test_a_tool_call_has_a_name_and_json_arguments(field, given):
     with pytest.raises(ValueError, match=f"^{field}: "):
         ToolCall(**{"id": "call_1", "name": "add", **given})
 

@@ -4,7 +4,7 @@ from paddock.records import ParameterRole
 from paddock.records.parameter import MuonSplit
 
 
-def test_an_unknown_kind_is_refused_by_name():
+def test_an_unknown_kind_is_rejected_by_name():
     with pytest.raises(ValueError, match=r"kind: must be one of matrix, .* got 'bias'"):
         ParameterRole("bias")
 

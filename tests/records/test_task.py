@@ -13,19 +13,19 @@ PROMPT = (Message(role="user", content="2+2?"),)
 
 @pytest.mark.parametrize("limit", ["turns", "seconds", "output_bytes"])
 @pytest.mark.parametrize("value", [0, -1, inf, nan])
-def test_a_budget_without_end_or_without_room_is_refused(limit, value):
+def test_an_infinite_or_empty_budget_is_rejected(limit, value):
     with pytest.raises(ValueError, match=f"^{limit}: "):
         Budget(**{"turns": 1, "seconds": 1.0, "output_bytes": 1, limit: value})
 
 
 @pytest.mark.parametrize("field", ["id", "env", "messages"])
-def test_a_task_says_who_it_is_where_it_lives_and_what_it_asks(field):
+def test_a_task_needs_id_env_and_messages(field):
     given = {"id": "sum/1", "env": "math", "messages": PROMPT, "budget": BUDGET}
     with pytest.raises(ValueError, match=f"^{field}: must not be empty"):
         Task(**given | {field: type(given[field])()})
 
 
-def test_a_reward_that_is_not_a_number_is_no_verdict():
+def test_a_reward_that_is_not_a_number_is_rejected():
     with pytest.raises(ValueError, match=r"^reward: "):
         Verdict(reward=nan)
     with pytest.raises(ValueError, match=r"^parts: style must be finite, got inf"):
@@ -33,19 +33,19 @@ def test_a_reward_that_is_not_a_number_is_no_verdict():
 
 
 @pytest.mark.parametrize("reward", [1e308, -1e308, 1.01e6, 10**400], ids=lambda r: f"{r!s:.8}")
-def test_a_reward_outside_the_stated_range_is_no_verdict(reward):
-    """Squared, such a number overflows, wherever advantages are computed."""
+def test_a_reward_out_of_range_is_rejected(reward):
+    """Squared, such a number would overflow in the computation of advantages."""
     with pytest.raises(ValueError, match=r"^reward: must be in \[-1e\+06, 1e\+06\], got "):
         Verdict(reward=reward)
 
 
-def test_rewards_at_the_ends_of_the_range_have_advantages():
+def test_rewards_at_the_limits_have_finite_advantages():
     ends = [Verdict(reward=end).reward for end in (-MAX_ABS_REWARD, MAX_ABS_REWARD)]
     for baseline in ("std", "mean"):
         assert all(map(isfinite, group_advantages(ends, norm=baseline)))
 
 
-def test_only_a_failure_of_the_policy_is_held_against_it():
+def test_only_kind_policy_is_a_policy_failure():
     blamed = [
         kind
         for kind in get_args(FailureKind)
@@ -54,10 +54,10 @@ def test_only_a_failure_of_the_policy_is_held_against_it():
     assert blamed == ["policy"]
 
 
-def test_a_failure_of_an_unknown_kind_is_refused():
+def test_an_unknown_failure_kind_is_rejected():
     with pytest.raises(ValueError, match=r"^kind: must be one of policy, world"):
         Failure(kind="weather", where="", what="")
 
 
-def test_a_failure_has_no_reward_to_be_taken_for_zero():
+def test_a_failure_has_no_reward():
     assert not hasattr(Failure(kind="world", where="sandbox", what="disk full"), "reward")

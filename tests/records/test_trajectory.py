@@ -11,7 +11,7 @@ ANSWER = Completion(
     versions=(Segment(3, 2), Segment(4, 1)),
     finish="stop",
 )
-ATTEMPT = Trajectory(
+TRAJECTORY = Trajectory(
     task_id="t", group_id="g", session_id="s", turns=(), outcome=Verdict(reward=1.0)
 )
 
@@ -22,7 +22,7 @@ ATTEMPT = Trajectory(
         ("token_ids", (11, -1, 13)),
         ("logprobs", (-0.1, -0.2)),
         ("logprobs", (-0.1, -0.2, nan)),
-        ("logprobs", (-0.1, 0.5, -0.1)),  # a loss where its negative was meant
+        ("logprobs", (-0.1, 0.5, -0.1)),  # positive: a loss in place of a log-probability
         ("versions", (Segment(3, 2),)),
         ("versions", (Segment(3, 4),)),
         ("finish", "tired"),
@@ -32,7 +32,7 @@ ATTEMPT = Trajectory(
         ("forced", (2, 0)),
     ],
 )
-def test_a_completion_that_does_not_add_up_is_refused_by_the_name_of_its_field(field, value):
+def test_an_inconsistent_completion_is_rejected_by_the_name_of_its_field(field, value):
     with pytest.raises(ValueError, match=f"^{field}: "):
         replace(ANSWER, **{field: value})
 
@@ -43,36 +43,36 @@ def test_a_segment_has_a_version_and_a_token(version, tokens, field):
         Segment(version, tokens)
 
 
-def test_an_answer_aborted_before_its_first_token_is_a_completion():
+def test_an_empty_aborted_completion_is_valid():
     nothing = Completion(token_ids=(), logprobs=(), versions=(), finish="abort")
     assert nothing.token_versions == () and nothing.sampled == ()
 
 
-def test_columns_of_a_trajectory_follow_the_context_token_by_token():
+def test_columns_of_a_trajectory_align_with_the_context():
     forced = replace(ANSWER, token_ids=(21, 22, 23), forced=(1,))
-    attempt = replace(
-        ATTEMPT,
+    trajectory = replace(
+        TRAJECTORY,
         turns=(
             Turn(added_ids=(1, 2), completion=ANSWER),
             Turn(added_ids=(5,), completion=forced),
         ),
     )
-    assert attempt.token_ids == (1, 2, 11, 12, 13, 5, 21, 22, 23)
-    assert attempt.logprobs == (0.0, 0.0, -0.1, -0.2, -0.5, 0.0, -0.1, -0.2, -0.5)
-    assert [i for i, trained in enumerate(attempt.loss_mask) if trained] == [2, 3, 4, 6, 8]
+    assert trajectory.token_ids == (1, 2, 11, 12, 13, 5, 21, 22, 23)
+    assert trajectory.logprobs == (0.0, 0.0, -0.1, -0.2, -0.5, 0.0, -0.1, -0.2, -0.5)
+    assert [i for i, trained in enumerate(trajectory.loss_mask) if trained] == [2, 3, 4, 6, 8]
 
 
-def test_a_turn_that_another_branch_trains_is_read_but_not_trained():
+def test_a_turn_trained_by_another_branch_is_context_only():
     shared = Turn(added_ids=(1,), completion=ANSWER, trained=False)
-    fork = replace(ATTEMPT, branch=1, turns=(shared, Turn(added_ids=(7,), completion=ANSWER)))
+    fork = replace(TRAJECTORY, branch=1, turns=(shared, Turn(added_ids=(7,), completion=ANSWER)))
     assert fork.loss_mask == (False,) * 5 + (True,) * 3
 
 
 def test_the_oldest_version_is_the_smallest_even_if_an_engine_fell_behind():
     late = replace(ANSWER, versions=(Segment(5, 1), Segment(2, 2)))
     turns = (Turn(added_ids=(1,), completion=ANSWER), Turn(added_ids=(), completion=late))
-    assert replace(ATTEMPT, turns=turns).oldest_version == 2
-    assert ATTEMPT.oldest_version is None
+    assert replace(TRAJECTORY, turns=turns).oldest_version == 2
+    assert TRAJECTORY.oldest_version is None
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_the_oldest_version_is_the_smallest_even_if_an_engine_fell_behind():
         ("turns", (Turn(added_ids=(), completion=ANSWER),)),
     ],
 )
-def test_a_trajectory_without_a_name_or_a_prompt_is_refused(field, value):
+def test_a_trajectory_without_id_or_prompt_is_rejected(field, value):
     with pytest.raises(ValueError, match=f"^{field}: "):
-        replace(ATTEMPT, **{field: value})
+        replace(TRAJECTORY, **{field: value})
     with pytest.raises(ValueError, match=r"^added_ids: "):
         Turn(added_ids=(-1,), completion=ANSWER)

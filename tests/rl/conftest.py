@@ -1,11 +1,11 @@
 import pytest
 
-from tests.rl.vault import schooled
+from tests.rl.vault_env import pretrained_on_vault
 from tests.rl.vault_runs import register
 
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
-    """A network that opens a fifth of its vaults."""
+    """A checkpoint whose network opens a fifth of its vaults."""
     register()
-    return schooled(tmp_path_factory.mktemp("schooled") / "start")
+    return pretrained_on_vault(tmp_path_factory.mktemp("pretrained") / "start")

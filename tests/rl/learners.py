@@ -1,4 +1,4 @@
-"""Settings and learners of tiny runs."""
+"""Settings and learners of tiny RL runs."""
 
 from paddock.checkpoint import save_pretrained
 from paddock.rl.credit import assign_credit
@@ -8,7 +8,7 @@ from paddock.train.policy import PolicySample
 
 
 def settings(start, **changes):
-    """A synchronous run of a task that never asks for its world."""
+    """A synchronous run of a task whose environment is never used."""
     defaults = {
         "stage": "reasoning",
         "steps": 100,
@@ -47,8 +47,8 @@ def learner(folder, net, **changes):
     return open_learner(settings(folder / "start", **changes), folder / "not-finite.npz")
 
 
-def lessons(groups, made):
-    """Of groups of attempts, by the run's own rules."""
+def policy_samples(groups, made):
+    """Policy samples of groups of rollouts, with credit assigned as in a run."""
     rule, temperature = made.credit, made.sampling.temperature
     found = [
         [

@@ -1,4 +1,4 @@
-"""Tiny real networks, engines around them, and samples the engines made."""
+"""Tiny networks, engines that run them, and rollouts the engines sampled."""
 
 import copy
 
@@ -10,7 +10,7 @@ from tests.model.networks import VOCAB, build_network, latent_config
 
 
 def network(seed=0, **changes):
-    """Two sparse layers that keep 8 keys, experts in one of them, an MTP layer."""
+    """Two sparse layers with top-8 selection, one of them MoE, and an MTP layer."""
     two = {
         "attention": ("dsa",) * 2,
         "mlp": ("dense", "moe"),
@@ -33,17 +33,17 @@ def engine_for(net, version=0, **settings):
 
 
 def prompts(count, seed=0, shared=6):
-    """Some with a common beginning, so that the prefix cache has work."""
-    chance = np.random.default_rng(seed)
-    begin = tuple(chance.integers(1, VOCAB, shared).tolist())
-    return [begin + tuple(chance.integers(1, VOCAB, 1 + i % 5).tolist()) for i in range(count)]
+    """Prompts with a shared prefix, so that the prefix cache is used."""
+    rng = np.random.default_rng(seed)
+    begin = tuple(rng.integers(1, VOCAB, shared).tolist())
+    return [begin + tuple(rng.integers(1, VOCAB, 1 + i % 5).tolist()) for i in range(count)]
 
 
-def rolled(engine, asked, *, size=2, temperature=1.0, tokens=20, turns=2, seed=0):
-    """Attempts at every prompt in groups of `size`, two turns each, all asked at once; a reply is
-    worth the share of its tokens that are even."""
-    attempts = [[] for _ in range(len(asked) * size)]
-    context = [list(p) for p in asked for _ in range(size)]
+def rolled(engine, prompt_ids, *, size=2, temperature=1.0, tokens=20, turns=2, seed=0):
+    """Rollouts of every prompt in groups of `size`, two turns each, batched; the reward is the
+    fraction of even tokens."""
+    rollouts = [[] for _ in range(len(prompt_ids) * size)]
+    context = [list(p) for p in prompt_ids for _ in range(size)]
     added = [tuple(c) for c in context]
     for turn in range(turns):
         answers = engine.generate_outputs(
@@ -57,16 +57,16 @@ def rolled(engine, asked, *, size=2, temperature=1.0, tokens=20, turns=2, seed=0
         )
         for i, answer in enumerate(answers):
             reply = answer.completion
-            attempts[i].append(Turn(added_ids=added[i], completion=reply))
+            rollouts[i].append(Turn(added_ids=added[i], completion=reply))
             added[i] = (1, 2 + i % 3)
             context[i] += [*reply.token_ids, *added[i]]
     return [
-        [_attempt(attempts[g * size + m], f"g{seed}-{g}", m) for m in range(size)]
-        for g in range(len(asked))
+        [_rollout(rollouts[g * size + m], f"g{seed}-{g}", m) for m in range(size)]
+        for g in range(len(prompt_ids))
     ]
 
 
-def _attempt(turns, group, member):
+def _rollout(turns, group, member):
     ids = [token for turn in turns for token in turn.completion.token_ids]
     reward = sum(token % 2 == 0 for token in ids) / max(1, len(ids))
     return (

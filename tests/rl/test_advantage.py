@@ -9,7 +9,7 @@ REWARDS = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, ma
 
 
 @given(REWARDS)
-def test_advantages_are_numpys_own_mean_and_deviation(rewards):
+def test_group_advantages_match_numpy(rewards):
     r = np.array(rewards)
     centred = r - r.mean()
     np.testing.assert_allclose(group_advantages(rewards, norm="mean"), centred, atol=1e-9)
@@ -38,7 +38,7 @@ def test_more_than_half_must_be_valid(valid, size, kept):
     if found is not None:
         assert len(found) == size
         counts = np.bincount(found, minlength=valid)
-        assert counts.max() - counts.min() <= 1  # repeated in turn
+        assert counts.max() - counts.min() <= 1  # repeated evenly
 
 
 @given(
@@ -46,12 +46,12 @@ def test_more_than_half_must_be_valid(valid, size, kept):
     st.floats(0.5, 1.0),
     st.floats(0.0, 1.0),
 )
-def test_gae_is_the_weighted_sum_of_surprises(steps, discount, trace):
+def test_gae_is_the_weighted_sum_of_td_errors(steps, discount, trace):
     reward, value = zip(*steps, strict=True)
     after = [*value[1:], 0.0]
-    surprise = [r + discount * v1 - v0 for r, v0, v1 in zip(reward, value, after, strict=True)]
+    td_error = [r + discount * v1 - v0 for r, v0, v1 in zip(reward, value, after, strict=True)]
     expected = [
-        sum((discount * trace) ** k * surprise[t + k] for k in range(len(steps) - t))
+        sum((discount * trace) ** k * td_error[t + k] for k in range(len(steps) - t))
         for t in range(len(steps))
     ]
     found = gae(reward, value, gamma=discount, lam=trace)

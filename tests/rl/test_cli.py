@@ -4,15 +4,15 @@ from paddock.cli.__main__ import app
 from tests.rl.vault_runs import recipe_in, register
 
 
-def said(*words):
+def invoke(*words):
     found = CliRunner().invoke(app, [str(word) for word in words])
     return found.exit_code, found.output
 
 
-def test_a_dry_run_shows_the_whole_recipe_and_what_it_will_do(tmp_path):
+def test_a_dry_run_prints_the_resolved_recipe_and_the_estimate(tmp_path):
     register()
     recipe = recipe_in(tmp_path, "nowhere")
-    code, text = said("rl", recipe, "--dry-run", "--set", "steps=6")
+    code, text = invoke("rl", recipe, "--dry-run", "--set", "steps=6")
     assert code == 0, text
     for line in (
         "steps = 6",
@@ -25,7 +25,7 @@ def test_a_dry_run_shows_the_whole_recipe_and_what_it_will_do(tmp_path):
     assert " nowhere: a checkpoint or run folder: " in text
 
 
-def test_what_is_wrong_is_said_in_one_line(tmp_path):
+def test_a_user_error_is_one_line(tmp_path):
     recipe = recipe_in(tmp_path, tmp_path / "nowhere")
     for words, complaint in (
         (
@@ -39,11 +39,11 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
         ),
         ([], "error: "),
     ):
-        code, text = said("rl", recipe, *words)
+        code, text = invoke("rl", recipe, *words)
         assert code == 1 and complaint in text, text
         assert "Traceback" not in text
 
 
-def test_distill_wants_a_recipe_of_its_own(tmp_path):
-    code, text = said("distill", recipe_in(tmp_path, "nowhere"), "--dry-run")
+def test_distill_needs_a_distill_recipe(tmp_path):
+    code, text = invoke("distill", recipe_in(tmp_path, "nowhere"), "--dry-run")
     assert code == 1 and "stage must be 'distill', got 'agentic'" in text

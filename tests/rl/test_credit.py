@@ -6,20 +6,20 @@ import pytest
 from paddock.records import TrainSample, Turn
 from paddock.rl.credit import assign_credit, token_loss_weights, with_critic_advantages
 from paddock.rl.settings import CreditSettings, RewardSettings
-from tests.rl.attempts import attempt, completion, group, trajectory
+from tests.rl.rollouts import completion, group, rollout, trajectory
 
 MEAN = CreditSettings(advantage_norm="mean")
 
 
-def advantages(judgement):
-    return {s.id: s.advantages[-1] for s in judgement.samples}
+def advantages(credit):
+    return {s.id: s.advantages[-1] for s in credit.samples}
 
 
-def test_only_what_the_policy_chose_is_trained():
+def test_only_sampled_tokens_are_trained():
     first = Turn(added_ids=(1, 7), completion=completion((8, 9, 5), forced=(1,)))
     second = Turn(added_ids=(3, 3), completion=completion((4,), version=2))
     long = (trajectory(1.0, first, second, session="long"),)
-    found = assign_credit([long, attempt(0.0, session="short")], 2, MEAN)
+    found = assign_credit([long, rollout(0.0, session="short")], 2, MEAN)
     sample = found.samples[0]
     assert sample.token_ids == (1, 7, 8, 9, 5, 3, 3, 4)
     assert sample.loss_mask == (False, False, True, False, True, False, False, True)
@@ -28,7 +28,7 @@ def test_only_what_the_policy_chose_is_trained():
     assert sample.oldest_version == 0
 
 
-def test_a_turn_that_two_branches_share_is_trained_in_one():
+def test_a_turn_shared_by_two_branches_is_trained_once():
     shared = Turn(added_ids=(1, 7), completion=completion((8, 9)))
     again = replace(shared, trained=False)
     own = Turn(added_ids=(2,), completion=completion((5, 6)))
@@ -36,13 +36,13 @@ def test_a_turn_that_two_branches_share_is_trained_in_one():
         trajectory(1.0, shared, session="b"),
         trajectory(1.0, again, own, session="b", branch=1),
     )
-    found = assign_credit([branches, attempt(0.0, session="other")], 2, MEAN)
+    found = assign_credit([branches, rollout(0.0, session="other")], 2, MEAN)
     assert [s.id for s in found.samples] == ["b/0", "b/1", "other/0"]
     assert sum(sum(s.loss_mask) for s in found.samples if s.id.startswith("b/")) == 4
     assert token_loss_weights(found.samples, aggregate="sequence") == [1 / 8, 1 / 8, 1 / 4]
 
 
-def test_a_broken_world_has_no_reward_and_no_part_in_the_baseline():
+def test_an_environment_failure_has_no_reward_and_no_part_in_the_baseline():
     found = assign_credit(group(1.0, "world", 0.0, 1.0, "grader"), 5, MEAN)
     assert found.skip_reason == ""
     assert found.rewards == (1.0, 0.0, 1.0)
@@ -53,33 +53,33 @@ def test_a_broken_world_has_no_reward_and_no_part_in_the_baseline():
 
 
 @pytest.mark.parametrize("kind", ["world", "grader", "infrastructure", "time"])
-def test_half_valid_is_not_enough(kind):
+def test_a_group_with_half_valid_rollouts_is_skipped(kind):
     assert (
         assign_credit(group(1.0, 0.0, kind, kind), 4, MEAN).skip_reason == "too few valid rollouts"
     )
     assert assign_credit(group(1.0, 0.0, 0.0, kind), 4, MEAN).skip_reason == ""
 
 
-def test_a_missing_attempt_counts_as_invalid():
+def test_a_missing_rollout_counts_as_invalid():
     assert assign_credit(group(1.0, 0.0), 4, MEAN).skip_reason == "too few valid rollouts"
 
 
-def test_breaking_off_by_its_own_doing_is_a_bad_attempt():
+def test_a_policy_failure_has_the_policy_failure_reward():
     found = assign_credit(group(1.0, "policy"), 2, MEAN)
     assert advantages(found) == {"s0/0": 0.5, "s1/0": -0.5}
     harsher = MEAN.model_copy(update={"reward": RewardSettings(policy_failure_reward=-1.0)})
     assert assign_credit(group(1.0, "policy"), 2, harsher).rewards == (1.0, -1.0)
 
 
-def test_equal_rewards_have_nothing_to_teach():
+def test_a_zero_variance_group_is_skipped():
     found = assign_credit(group(1.0, 1.0, 1.0), 3, MEAN)
     assert (found.skip_reason, found.samples) == ("zero variance", ())
     kept = assign_credit(group(1.0), 1, MEAN.model_copy(update={"keep_zero_variance": True}))
     assert kept.skip_reason == "" and kept.samples[0].advantages[-1] == 0.0
 
 
-def test_what_was_cut_off_is_trained_masked_or_left_out():
-    cut = attempt(0.0, session="cut", finish="length")
+def test_truncated_rollouts_are_trained_masked_or_excluded():
+    cut = rollout(0.0, session="cut", finish="length")
     every = [*group(1.0, 0.0), cut]
     train = assign_credit(every, 3, MEAN)
     assert train.truncated == 1 and advantages(train)["cut/0"] == pytest.approx(-1 / 3)
@@ -90,21 +90,21 @@ def test_what_was_cut_off_is_trained_masked_or_left_out():
     assert len(exclude.samples) == 3
 
 
-def test_length_costs_in_proportion():
+def test_the_overlong_penalty_grows_linearly():
     rule = RewardSettings(overlong_start=2, overlong_end=4, overlong_penalty=0.5)
     settings = CreditSettings(advantage_norm="mean", reward=rule)
-    every = [attempt(1.0, session=f"n{n}", reply=range(n)) for n in (2, 3, 4, 5)]
+    every = [rollout(1.0, session=f"n{n}", reply=range(n)) for n in (2, 3, 4, 5)]
     assert assign_credit(every, 4, settings).rewards == (1.0, 0.75, 0.5, 0.5)
 
 
-def test_nothing_sampled_is_nothing_to_train():
+def test_a_group_without_sampled_tokens_is_skipped():
     empty = [(trajectory("policy", session="a"),), (trajectory(1.0, session="b"),)]
     assert assign_credit(empty, 2, MEAN).skip_reason == "no trained tokens"
 
 
-def test_a_critic_takes_the_place_of_the_group():
+def test_critic_advantages_replace_group_advantages():
     class Tabular:
-        """Expects of a place in the reply what it has seen come of it."""
+        """A value per position, moved towards the returns seen there."""
 
         def __init__(self):
             self.table = {}
@@ -115,10 +115,10 @@ def test_a_critic_takes_the_place_of_the_group():
         def update(self, samples, returns):
             error = 0.0
             for sample, found in zip(samples, returns, strict=True):
-                for place, value in enumerate(found):
-                    if sample.loss_mask[place]:
-                        off = value - self.table.get(place, 0.0)
-                        self.table[place] = self.table.get(place, 0.0) + 0.5 * off
+                for position, value in enumerate(found):
+                    if sample.loss_mask[position]:
+                        off = value - self.table.get(position, 0.0)
+                        self.table[position] = self.table.get(position, 0.0) + 0.5 * off
                         error += off * off
             return error
 

@@ -7,9 +7,9 @@ from paddock.cli.rl import run_rl
 from paddock.launch.rollout_engines import EngineTeacher
 from paddock.rl.distill import DistillError, TaskTeacher, add_teacher_logprobs
 from paddock.train.policy import compute_logprobs, pack_samples
-from tests.rl.learners import learner, lessons
+from tests.rl.learners import learner, policy_samples
 from tests.rl.nets import engine_for, network, prompts, rolled
-from tests.rl.vault import schooled
+from tests.rl.vault_env import pretrained_on_vault
 from tests.rl.vault_runs import numbers, recipe_in
 
 RECIPE = """
@@ -40,9 +40,9 @@ kv_cache_bytes = 8388608
 """
 
 
-def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
+def test_teacher_logprobs_equal_those_of_a_trainer(tmp_path):
     made = learner(tmp_path, network(), credit={"keep_zero_variance": True})
-    groups = lessons(rolled_by(network()), made.settings)
+    groups = policy_samples(rolled_by(network()), made.settings)
     every = [each for group in groups for each in group]
     with engine_for(network(seed=9)) as engine:
         found = asyncio.run(
@@ -56,8 +56,8 @@ def test_a_teachers_scores_are_what_a_trainer_would_say(tmp_path):
     other = learner(tmp_path / "other", network(seed=9), credit={"keep_zero_variance": True})
     batch = pack_samples(found)
     expected = compute_logprobs(other.trainer.network, batch)
-    gap = np.abs(batch.columns["teacher_logprobs"] - expected)[batch.loss_mask_T]
-    assert gap.max() < 1e-5
+    diff = np.abs(batch.columns["teacher_logprobs"] - expected)[batch.loss_mask_T]
+    assert diff.max() < 1e-5
     assert set(batch.columns["teacher_weight"].tolist()) == {0.5}
 
 
@@ -66,13 +66,13 @@ def rolled_by(net):
         return rolled(engine, prompts(3))
 
 
-def test_tasks_without_a_teacher_are_left_alone_and_copies_scored_once(tmp_path):
+def test_tasks_without_a_teacher_are_skipped_and_copies_scored_once(tmp_path):
     made = learner(tmp_path, network())
-    (group, *_) = lessons(rolled_by(network()), made.settings)
-    asked = []
+    (group, *_) = policy_samples(rolled_by(network()), made.settings)
+    scored = []
 
     async def wise(token_ids, start):
-        asked.append(len(token_ids))
+        scored.append(len(token_ids))
         return [-0.5] * (len(token_ids) - start)
 
     every = [group[0], group[0], group[1]]
@@ -80,18 +80,18 @@ def test_tasks_without_a_teacher_are_left_alone_and_copies_scored_once(tmp_path)
     found = asyncio.run(
         add_teacher_logprobs(every, tasks, {"taught": TaskTeacher("w", 1.0)}, {"w": wise})
     )
-    assert len(asked) == 1
+    assert len(scored) == 1
     assert found[0].teacher_logprob_S is found[1].teacher_logprob_S is not None
     assert found[2] is every[2]
 
 
-@pytest.mark.parametrize("said", [[-1.0], [float("nan")] * 99])
-def test_a_teacher_that_cannot_score_is_named(tmp_path, said):
+@pytest.mark.parametrize("logprobs", [[-1.0], [float("nan")] * 99])
+def test_an_invalid_teacher_score_names_the_teacher(tmp_path, logprobs):
     made = learner(tmp_path, network())
-    (group, *_) = lessons(rolled_by(network()), made.settings)
+    (group, *_) = policy_samples(rolled_by(network()), made.settings)
 
     async def broken(token_ids, start):
-        return said[: len(token_ids) - start]
+        return logprobs[: len(token_ids) - start]
 
     with pytest.raises(DistillError, match="teacher 'w'"):
         asyncio.run(
@@ -100,12 +100,12 @@ def test_a_teacher_that_cannot_score_is_named(tmp_path, said):
 
 
 @pytest.mark.slow
-def test_the_student_comes_to_do_what_its_teacher_does(start, tmp_path):
-    teacher = schooled(tmp_path / "teacher", start=start, steps=80, full=1.0)
+def test_the_student_approaches_its_teacher(start, tmp_path):
+    teacher = pretrained_on_vault(tmp_path / "teacher", start=start, steps=80, full=1.0)
     text = RECIPE.replace("TEACHER", str(teacher))
     run_rl(recipe_in(tmp_path, start, text), tmp_path / "run", [])
     found = numbers(tmp_path / "run")
-    # Roundings differ from machine to machine, and so do the ways there: ends are far apart.
+    # Rounding differs between machines: only the ends of the curve are compared.
     first, ends = found[1], ("reward", "teacher_kl")
     last = {name: (found[11][name] + found[12][name]) / 2 for name in ends}
     assert last["reward"] > first["reward"] + 0.2

@@ -1,4 +1,4 @@
-"""A real process, really killed."""
+"""`paddock rl` in a subprocess that is killed, interrupted or crashes."""
 
 import signal
 import subprocess
@@ -13,7 +13,7 @@ from paddock.checkpoint import load_pretrained
 from paddock.checkpoint.weight_sync import weight_digests
 from paddock.journal import UNUSED_REASON, Ledger
 from paddock.launch.rollouts import LEDGER_FILE
-from tests.rl.vault_runs import LOCKSTEP, ONE_STEP_OFF, numbers, recipe_in
+from tests.rl.vault_runs import DETERMINISTIC, ONE_STEP_OFF, numbers, recipe_in
 
 DRIVE = """
 import signal, sys, torch
@@ -27,35 +27,35 @@ words = [word for each in sys.argv[3:] for word in ("--set", each)]
 sys.argv = ["paddock", "rl", sys.argv[1], "--out", sys.argv[2], *words]
 main()
 """
-DIE = """
+KILL = """
 from paddock.journal import Journal
-from tests.killing import die_after
+from tests.killing import kill_after_calls
 log_metrics = Journal.log_metrics
 def counted(journal, step, **values):
     log_metrics(journal, step, **values)
     if step == {updates}:
-        die_after({calls})
+        kill_after_calls({calls})
 Journal.log_metrics = counted
 """
-CLING = """
+IGNORE_CANCELLATION = """
 import asyncio
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from paddock.launch.event_loop import run_with_grace
-from tests.rl.vault import VaultEnv
-async def cling(env):
-    while int(env.task.id.rsplit("/", 1)[1]) >= 2:  # behind the first batch
+from tests.rl.vault_env import VaultEnv
+async def ignore_cancellation(env):
+    while int(env.task.id.rsplit("/", 1)[1]) >= 2:  # after the first batch
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
-VaultEnv.reset = cling
+VaultEnv.reset = ignore_cancellation
 import_module("paddock.launch.rl").run_with_grace = partial(run_with_grace, grace_s=0.5)
 """
 BREAK = """
 from paddock.rl.learner import Learner
-def study(*_):
+def train(*_):
     raise ZeroDivisionError("a bug of ours")
-Learner.train = study
+Learner.train = train
 """
 ROOT = Path(__file__).parents[2]
 STEPS = 5
@@ -67,17 +67,17 @@ def begun(recipe, out, *sets, first=""):
 
 
 def finished(process):
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said.decode()
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr.decode()
 
 
-def killed_after(recipe, out, *sets, updates, chance):
-    """A run that is killed at a moment that is drawn, once it has done so many updates."""
+def killed_after(recipe, out, *sets, updates, rng):
+    """A run that is killed at a random call after `updates` updates."""
     process = begun(
-        recipe, out, *sets, first=DIE.format(updates=updates, calls=chance.randint(1, 5000))
+        recipe, out, *sets, first=KILL.format(updates=updates, calls=rng.randint(1, 5000))
     )
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, said.decode()
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, stderr.decode()
 
 
 def weights(out):
@@ -85,25 +85,25 @@ def weights(out):
 
 
 @pytest.mark.slow
-def test_kill_minus_nine_changes_no_bit_in_lock_step(start, tmp_path):
-    recipe, sets, chance = recipe_in(tmp_path, start), [*LOCKSTEP, *ONE_STEP_OFF], Random(7)
+def test_a_killed_deterministic_run_resumes_bitwise_identically(start, tmp_path):
+    recipe, sets, rng = recipe_in(tmp_path, start), [*DETERMINISTIC, *ONE_STEP_OFF], Random(7)
     finished(begun(recipe, tmp_path / "through", *sets))
     for updates in (1, 3):
-        killed_after(recipe, tmp_path / "cut", *sets, updates=updates, chance=chance)
+        killed_after(recipe, tmp_path / "cut", *sets, updates=updates, rng=rng)
     finished(begun(recipe, tmp_path / "cut", *sets))
     assert weights(tmp_path / "cut") == weights(tmp_path / "through")
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "through")
 
 
 @pytest.mark.slow
-def test_running_free_nothing_is_skipped_and_nothing_trained_twice(start, tmp_path):
-    recipe, chance, out = recipe_in(tmp_path, start), Random(3), tmp_path / "free"
+def test_a_killed_asynchronous_run_skips_nothing_and_trains_nothing_twice(start, tmp_path):
+    recipe, rng, out = recipe_in(tmp_path, start), Random(3), tmp_path / "free"
     sets = [
         "rollout.max_staleness=2",
         "tasks.vault.args.delay_s=0.3",
         "credit.keep_zero_variance=true",
     ]
-    killed_after(recipe, out, *sets, updates=2, chance=chance)
+    killed_after(recipe, out, *sets, updates=2, rng=rng)
     finished(begun(recipe, out, *sets))
     with Ledger(out / LEDGER_FILE) as ledger:
         balance = ledger.group_counts()
@@ -113,33 +113,33 @@ def test_running_free_nothing_is_skipped_and_nothing_trained_twice(start, tmp_pa
     assert balance.is_consistent and balance.failed == balance.in_flight == 0
     assert len(set(trained)) == len(trained) == 2 * STEPS
     assert sorted(set(by_update)) == list(range(STEPS))
-    # Nothing skipped: every problem up to the newest was trained, or there was no time left for it.
+    # Nothing skipped: every group up to the newest was trained or left unused at the end.
     assert unused == balance.filtered
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_the_run_goes_on(start, tmp_path):
+def test_ctrl_c_stops_cleanly_and_the_run_can_be_resumed(start, tmp_path):
     recipe, out = recipe_in(tmp_path, start), tmp_path / "run"
     process = begun(recipe, out, "tasks.vault.args.delay_s=0.3", "steps=40")
     while not (out / "metrics.jsonl").is_file() or not numbers(out):
         assert process.poll() is None, process.communicate()[1].decode()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 130, said.decode()
-    assert "Traceback" not in said.decode()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr.decode()
+    assert "Traceback" not in stderr.decode()
     finished(begun(recipe, out, "tasks.vault.args.delay_s=0.3", "steps=40"))
     with Ledger(out / LEDGER_FILE) as ledger:
         assert ledger.group_counts().is_consistent
 
 
 @pytest.mark.slow
-def test_attempts_that_swallow_their_cancellation_do_not_keep_the_process(start, tmp_path):
+def test_rollouts_that_ignore_cancellation_do_not_keep_the_process_alive(start, tmp_path):
     sets = ["stop_at_reward=0.0", "stop_window=1", *ONE_STEP_OFF, "credit.keep_zero_variance=true"]
-    process = begun(recipe_in(tmp_path, start), tmp_path / "run", *sets, first=CLING)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said.decode()
-    assert "was left behind" in said.decode() and "vault-2-0" in said.decode()
+    process = begun(recipe_in(tmp_path, start), tmp_path / "run", *sets, first=IGNORE_CANCELLATION)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr.decode()
+    assert "was left behind" in stderr.decode() and "vault-2-0" in stderr.decode()
     assert list(numbers(tmp_path / "run")) == [1]
 
 
@@ -157,6 +157,6 @@ def test_a_bug_ends_the_process_with_a_traceback(start, tmp_path):
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
-    _, said = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "Traceback" in said.decode() and "ZeroDivisionError: a bug of ours" in said.decode()
+    assert "Traceback" in stderr.decode() and "ZeroDivisionError: a bug of ours" in stderr.decode()

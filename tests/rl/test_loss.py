@@ -18,7 +18,7 @@ from paddock.rl.loss import (
 from paddock.rl.policy_loss import PolicyLoss
 from paddock.rl.settings import PolicyLossSettings
 from paddock.train.policy import PolicyTokens
-from tests.rl import golden
+from tests.rl import reference_losses
 
 LOGP = st.floats(-6, -0.01)
 ROWS = st.lists(
@@ -29,23 +29,25 @@ ROWS = st.lists(
 CASES = {
     "ppo": (
         lambda t: ppo_clip(t, clip_low=0.2, clip_high=0.28),
-        lambda logp, old, _, a: golden.ppo(logp, old, a, 0.2, 0.28),
+        lambda logp, old, _, a: reference_losses.ppo(logp, old, a, 0.2, 0.28),
     ),
     "icepop": (
         lambda t: icepop(t, beta=2.0, clip_low=0.2, clip_high=0.28),
-        lambda *x: golden.icepop(*x, beta=2.0, below=0.2, above=0.28),
+        lambda *x: reference_losses.icepop(*x, beta=2.0, below=0.2, above=0.28),
     ),
     "tis": (
         lambda t: importance_weighted_ppo(t, clip_low=0.2, clip_high=0.28, cap=2.0),
-        lambda *x: golden.corrected(*x, cap=2.0, below=0.2, above=0.28),
+        lambda *x: reference_losses.corrected(*x, cap=2.0, below=0.2, above=0.28),
     ),
     "decoupled": (
         lambda t: importance_weighted_ppo(t, clip_low=0.2, clip_high=0.28),
-        lambda *x: golden.corrected(*x, cap=float("inf"), below=0.2, above=0.28),
+        lambda *x: reference_losses.corrected(*x, cap=float("inf"), below=0.2, above=0.28),
     ),
     "double_sided": (
         lambda t: double_sided(t, clip_low=0.5, clip_high=1.0),
-        lambda logp, _, rollout, a: golden.double_sided(logp, rollout, a, below=0.5, above=1.0),
+        lambda logp, _, rollout, a: reference_losses.double_sided(
+            logp, rollout, a, below=0.5, above=1.0
+        ),
     ),
     "reinforce": (reinforce, lambda logp, _, __, a: (a * logp, a)),
 }
@@ -60,7 +62,7 @@ def tokens(rows):
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=60)
 @given(rows=ROWS)
-def test_values_and_gradients_are_those_worked_out_by_hand(name, rows):
+def test_values_and_gradients_match_the_reference(name, rows):
     ours, theirs = CASES[name]
     of = tokens(rows)
     gains = ours(of)
@@ -87,11 +89,11 @@ def test_values_and_gradients_are_those_worked_out_by_hand(name, rows):
 @pytest.mark.parametrize(
     ("ratio", "kept"), [(0.49, False), (0.5, False), (0.51, True), (1.99, True), (2.0, False)]
 )
-def test_the_double_sided_window_is_open_and_blind_to_the_sign(sign, ratio, kept):
+def test_the_double_sided_window_is_open_and_ignores_the_sign_of_the_advantage(sign, ratio, kept):
     logp = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     rollout = -torch.tensor([ratio], dtype=torch.float64).log()
     of = PolicyLossInputs(logp, logp.detach(), rollout, torch.tensor([sign], dtype=torch.float64))
-    # e^log(x) may miss x by a rounding: ask the window itself about the edges.
+    # e^log(x) may miss x by a rounding: the edges are tested on the window itself.
     edge = double_sided_weight(
         torch.tensor([ratio], dtype=torch.float64), clip_low=0.5, clip_high=1.0
     )
@@ -104,13 +106,13 @@ def test_the_double_sided_window_is_open_and_blind_to_the_sign(sign, ratio, kept
         assert kept or float(logp.grad) == 0.0
 
 
-def test_icepops_window_is_closed():
+def test_the_icepop_window_is_closed():
     edges = torch.tensor([0.5, 2.0, np.nextafter(0.5, 0), np.nextafter(2.0, 3)])
     assert icepop_weight(edges.double(), beta=2.0).tolist()[:2] == [0.5, 2.0]
     assert icepop_weight(torch.tensor([0.499, 2.001]), beta=2.0).tolist() == [0.0, 0.0]
 
 
-def test_on_policy_every_loss_has_reinforces_gradient():
+def test_on_policy_every_loss_has_the_reinforce_gradient():
     rows = [(-1.0, 0.0, 0.0, 0.5), (-0.2, 0.0, 0.0, -1.5), (-3.0, 0.0, 0.0, 2.0)]
     for ours, _ in CASES.values():
         of = tokens(rows)
@@ -120,7 +122,7 @@ def test_on_policy_every_loss_has_reinforces_gradient():
         torch.testing.assert_close(of.logprob_N.grad, of.advantage_N)
 
 
-def test_a_token_far_beyond_float_range_is_a_number_still():
+def test_a_ratio_beyond_float_range_stays_finite():
     of = PolicyLossInputs(
         torch.tensor([-0.1], requires_grad=True),
         torch.tensor([-0.1]),
@@ -132,7 +134,7 @@ def test_a_token_far_beyond_float_range_is_a_number_still():
     assert torch.isfinite(gains.objective_N).all() and torch.isfinite(of.logprob_N.grad).all()
 
 
-def test_a_teachers_advantage_is_a_constant_that_may_be_clipped():
+def test_the_teacher_advantage_is_a_constant_that_may_be_clipped():
     logp = torch.tensor([-1.0, -9.0, -0.1], requires_grad=True)
     teacher = torch.tensor([-0.5, -0.1, -8.0])
     for clip, expected in ((None, [0.5, 8.9, -7.9]), (5.0, [0.5, 5.0, -5.0])):
@@ -141,7 +143,7 @@ def test_a_teachers_advantage_is_a_constant_that_may_be_clipped():
         assert not found.requires_grad
 
 
-def test_by_default_a_teachers_lead_counts_whole_as_in_equation_2():
+def test_the_teacher_advantage_is_not_clipped_by_default_as_in_equation_2():
     of = PolicyTokens(
         logprob_N=torch.tensor([-9.0]),
         old_logprob_N=torch.tensor([-9.0]),

@@ -1,4 +1,4 @@
-"""`paddock rl`, whole: engine, worlds, orchestrator and trainer in one process."""
+"""`paddock rl` end to end: engine, environments, orchestrator and trainer in one process."""
 
 import asyncio
 import shutil
@@ -22,7 +22,7 @@ from paddock.rollout.group import RolloutGroup
 from paddock.rollout.task_health import RunAbortedError
 from paddock.rollout.task_schedule import RolloutSpec
 from tests.rl.vault_runs import (
-    LOCKSTEP,
+    DETERMINISTIC,
     ONE_STEP_OFF,
     SYNCHRONOUS,
     Hashes,
@@ -36,58 +36,58 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 class Killed(BaseException):
-    """A process that ends here and now."""
+    """Stands for the end of the process."""
 
 
 async def by_hand(settings, folder, updates):
-    """The synchronous loop without any of the machinery: play, judge, learn, hand over."""
+    """A minimal synchronous loop: roll out, assign credit, train, publish."""
     model = open_model_folder(folder, None)
     learner = open_learner(settings, folder / "x.npz")
     async with open_engines(settings, model) as sampling:
-        waves = RequestBarrier(partial(paused, sampling.engines[0]))
-        generate = DeterministicClient(sampling.generate, waves)
+        barrier = RequestBarrier(partial(paused, sampling.engines[0]))
+        generate = DeterministicClient(sampling.generate, barrier)
         work = _task_specs(settings, model, generate, sampling, GroupFilter(settings))["vault"]
         size = settings.rollout.groups_per_batch
         for update in range(updates):
             which = range(update * size, (update + 1) * size)
-            groups = await together(work, waves, which, settings.seed)
+            groups = await run_together(work, barrier, which, settings.seed)
             learner.train([policy_samples(group, settings) for group in groups])
             if settings.reset_optimizer:
                 learner.reset_optimizer()
             await asyncio.to_thread(sampling.publish_weights, learner.weights())
 
 
-async def together(work, waves, which, seed):
-    given = [
+async def run_together(work, barrier, which, seed):
+    specs = [
         RolloutSpec.derive("vault", number, member, seed=seed)
         for number in which
         for member in range(work.settings.group_size)
     ]
-    for each in given:
-        waves.join(each.session_id)
+    for each in specs:
+        barrier.join(each.session_id)
 
     async def one(each):
         try:
             return tuple(await work.rollout_fn(each))
         finally:
-            waves.leave(each.session_id)
+            barrier.leave(each.session_id)
 
-    attempts = await asyncio.gather(*map(one, given))
+    outputs = await asyncio.gather(*map(one, specs))
     size = work.settings.group_size
     return [
         RolloutGroup(
-            ordinal=n, task="vault", number=n, rollouts=tuple(attempts[i * size : (i + 1) * size])
+            ordinal=n, task="vault", number=n, rollouts=tuple(outputs[i * size : (i + 1) * size])
         )
         for i, n in enumerate(which)
     ]
 
 
-def test_bound_zero_is_the_synchronous_loop_bit_for_bit(start, tmp_path, monkeypatch):
+def test_max_staleness_zero_equals_the_synchronous_loop(start, tmp_path, monkeypatch):
     hashes = Hashes(monkeypatch)
     recipe = recipe_in(tmp_path, start)
-    # With every group kept: a group that is issued in place of another begins in the middle of a
-    # wave, and what an engine computes together decides how it rounds.
-    kept = [*LOCKSTEP, "credit.keep_zero_variance=true"]
+    # Every group is kept: a replacement group would start between barriers, and the composition of
+    # a batch decides how the engine rounds.
+    kept = [*DETERMINISTIC, "credit.keep_zero_variance=true"]
     asyncio.run(by_hand(settings_of(recipe, *kept, *SYNCHRONOUS), start, 3))
     expected = hashes.take()
     assert len({str(found) for found in expected.values()}) == 3
@@ -99,34 +99,34 @@ def test_bound_zero_is_the_synchronous_loop_bit_for_bit(start, tmp_path, monkeyp
 
 @pytest.fixture(scope="module")
 def through(start, tmp_path_factory):
-    """A run of one-step-off that nobody disturbed: its folder and its weights."""
+    """An uninterrupted one-step-off run: its folder and its weights."""
     folder = tmp_path_factory.mktemp("through")
     with pytest.MonkeyPatch.context() as patch:
         hashes = Hashes(patch)
-        run_rl(recipe_in(folder, start), folder / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+        run_rl(recipe_in(folder, start), folder / "run", [*DETERMINISTIC, *ONE_STEP_OFF])
     return folder / "run", hashes.take()
 
 
-def test_a_run_off_by_one_step_is_that(through):
+def test_a_one_step_off_run_has_staleness_one(through):
     run, hashes = through
     assert sorted(hashes) == [1, 2, 3, 4]
-    lags = [line["staleness_max"] for line in numbers(run).values()]
-    assert lags == [0, 1, 1, 1]
+    token_staleness = [line["staleness_max"] for line in numbers(run).values()]
+    assert token_staleness == [0, 1, 1, 1]
     with Ledger(run / LEDGER_FILE) as ledger:
         assert ledger.group_counts().in_flight == 0
 
 
-@pytest.mark.parametrize("moment", ["study", "publish", "save", "attempt"])
-def test_a_killed_run_goes_on_bit_for_bit(through, start, tmp_path, monkeypatch, moment):
-    """Killed in the middle of something, and once more; then left alone."""
+@pytest.mark.parametrize("moment", ["train", "publish", "save", "rollout"])
+def test_a_killed_run_resumes_bitwise_identically(through, start, tmp_path, monkeypatch, moment):
+    """Killed twice at the given point, then run to its end."""
     undisturbed, expected = through
     hashes, found = Hashes(monkeypatch), {}
     recipe = recipe_in(tmp_path, start)
     for countdown in (2, 1, None):
         with pytest.MonkeyPatch.context() as patch:
-            arm(patch, moment, countdown)
+            kill_during(patch, moment, countdown)
             try:
-                run_rl(recipe, tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+                run_rl(recipe, tmp_path / "run", [*DETERMINISTIC, *ONE_STEP_OFF])
             except Killed:
                 assert countdown is not None
             else:
@@ -136,16 +136,16 @@ def test_a_killed_run_goes_on_bit_for_bit(through, start, tmp_path, monkeypatch,
     assert numbers(tmp_path / "run") == numbers(undisturbed)
 
 
-def arm(patch, moment, countdown):
-    """End the process, in effect, the next time but `countdown` that something is done."""
+def kill_during(patch, moment, countdown):
+    """Raise `Killed` in the call after `countdown` more calls."""
     import paddock.launch.rollout_engines as rl_engines
     from paddock.rollout.worker import RolloutWorker
 
     owner, name = {
-        "study": (Learner, "train"),
+        "train": (Learner, "train"),
         "save": (Learner, "save"),
         "publish": (rl_engines, "_publisher"),
-        "attempt": (RolloutWorker, "rollout"),
+        "rollout": (RolloutWorker, "rollout"),
     }[moment]
     left = {"n": countdown}
     whole = getattr(owner, name)
@@ -161,10 +161,10 @@ def arm(patch, moment, countdown):
         def publisher(*args):
             publish = whole(*args)
 
-            def broken(parcels):
+            def broken(new_weights):
                 if due():
                     raise Killed
-                publish(parcels)
+                publish(new_weights)
 
             return broken
 
@@ -176,26 +176,28 @@ def arm(patch, moment, countdown):
             raise Killed
         return whole(*args, **kwargs)
 
-    if moment == "attempt":
+    if moment == "rollout":
         left["n"] = None if countdown is None else 9 * countdown
     patch.setattr(owner, name, broken)
 
 
-def test_the_recorded_batches_alone_give_the_same_weights(through, start, tmp_path, monkeypatch):
+def test_training_from_recorded_batches_gives_the_same_weights(
+    through, start, tmp_path, monkeypatch
+):
     run, expected = through
     hashes = Hashes(monkeypatch)
     recipe = recipe_in(tmp_path, start)
     run_rl(
         recipe,
         tmp_path / "again",
-        [*LOCKSTEP, *ONE_STEP_OFF],
+        [*DETERMINISTIC, *ONE_STEP_OFF],
         debug="train-only",
         replay=run,
     )
     assert hashes.take() == expected
 
 
-def test_rollouts_alone_leave_batches_and_no_new_weights(start, tmp_path):
+def test_rollout_only_records_batches_and_leaves_the_weights_unchanged(start, tmp_path):
     recipe = recipe_in(tmp_path, start)
     run_rl(recipe, tmp_path / "run", ["steps=2", *SYNCHRONOUS], debug="rollout-only")
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
@@ -216,7 +218,7 @@ def test_a_bug_ends_the_run_with_its_traceback(start, tmp_path, monkeypatch):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", [])
 
 
-def test_a_world_that_always_fails_ends_the_run_with_the_reason(start, tmp_path):
+def test_an_environment_that_always_fails_ends_the_run_with_the_reason(start, tmp_path):
     sets = ["tasks.vault.args.breaks=1.0", "tasks.vault.max_consecutive_failed=3"]
     with pytest.raises(ValueError, match="consecutive groups failed"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
@@ -233,31 +235,31 @@ def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_pat
     assert {branches[0].outcome.what for branches in found} == {"SystemExit: 0"}
 
 
-def test_sys_exit_where_nobody_can_catch_it_is_an_error_and_no_success(start, tmp_path):
-    """In a callback or a task of the environment's own."""
+def test_sys_exit_in_a_callback_is_an_error_and_not_a_success(start, tmp_path):
+    """`sys.exit` in a callback or task that the environment started."""
     with pytest.raises(UserError, match=r"sys\.exit\(0\)"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", ["tasks.vault.args.exits=aside"])
 
 
-def test_broken_vaults_are_counted_and_never_rewarded(start, tmp_path):
+def test_environment_failures_are_counted_and_have_no_reward(start, tmp_path):
     sets = ["tasks.vault.args.breaks=0.2", "steps=2", "tasks.vault.max_consecutive_failed=100"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", [*sets, *SYNCHRONOUS])
     failed = sum(line.get("failures/world", 0) for line in numbers(tmp_path / "run").values())
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         entries = ledger.groups()
-        attempts = [a for e in entries for a in ledger.rollouts(e.ordinal).values()]
+        outputs = [a for e in entries for a in ledger.rollouts(e.ordinal).values()]
     assert failed > 0
-    assert {type(a[0].outcome).__name__ for a in attempts} == {"Verdict", "Failure"}
+    assert {type(a[0].outcome).__name__ for a in outputs} == {"Verdict", "Failure"}
 
 
 def test_experts_of_every_trained_token_are_compared(start, tmp_path):
     sets = ["steps=2", *SYNCHRONOUS, "routing_replay=compare"]
     run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     found = [line["routing_mismatch"] for line in numbers(tmp_path / "run").values()]
-    assert found == [0.0, 0.0]  # present, and the same network chooses the same
+    assert found == [0.0, 0.0]  # present, and the same network selects the same experts
 
 
-def test_a_run_that_has_reached_its_goal_is_over(start, tmp_path):
+def test_a_run_that_has_reached_stop_at_reward_is_finished(start, tmp_path):
     recipe, sets = recipe_in(tmp_path, start), ["steps=4", "stop_at_reward=0.01", "stop_window=2"]
     for _ in range(2):
         run_rl(recipe, tmp_path / "run", [*sets, *SYNCHRONOUS])
@@ -265,8 +267,8 @@ def test_a_run_that_has_reached_its_goal_is_over(start, tmp_path):
         assert list(numbers(tmp_path / "run")) == [1, 2]
 
 
-def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
-    """It reaches its goal with the next batch begun; called again, it says the same."""
+def test_a_finished_run_has_no_group_in_flight(start, tmp_path):
+    """It stops while rollouts of the next batch are running; a second call reports the same."""
     recipe, out = recipe_in(tmp_path, start), tmp_path / "run"
     sets = ["steps=4", "stop_at_reward=0.01", "stop_window=1", "rollout.pipeline_depth=2"]
     for _ in range(2):
@@ -279,7 +281,7 @@ def test_of_a_complete_run_nothing_is_in_flight(start, tmp_path):
         assert {group["reason"] for group in found["groups"]} == {UNUSED_REASON}
 
 
-def test_a_run_is_refused_in_anothers_folder(start, tmp_path):
+def test_a_run_with_other_settings_is_rejected_in_the_same_folder(start, tmp_path):
     recipe = recipe_in(tmp_path, start)
     run_rl(recipe, tmp_path / "run", ["steps=1"])
     with pytest.raises(ValueError, match="holds a run with other settings"):
@@ -287,10 +289,10 @@ def test_a_run_is_refused_in_anothers_folder(start, tmp_path):
     shutil.rmtree(tmp_path / "run")
 
 
-def test_rollouts_of_another_recipe_are_not_trained_though_no_checkpoint_is_there(start, tmp_path):
+def test_rollouts_of_another_recipe_are_not_trained_even_without_a_checkpoint(start, tmp_path):
     recipe = recipe_in(tmp_path, start)
     with pytest.MonkeyPatch.context() as patch:
-        arm(patch, "study", 0)
+        kill_during(patch, "train", 0)
         with pytest.raises(Killed):
             run_rl(recipe, tmp_path / "run", [])
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -298,16 +300,16 @@ def test_rollouts_of_another_recipe_are_not_trained_though_no_checkpoint_is_ther
         run_rl(recipe, tmp_path / "run", ["sampling.temperature=0.5"])
 
 
-def test_a_second_process_leaves_the_recipe_of_a_live_run_alone(start, tmp_path):
+def test_a_second_process_does_not_overwrite_the_recipe_of_a_running_one(start, tmp_path):
     recipe, theirs = recipe_in(tmp_path, start), tmp_path / "run" / "recipe.toml"
     with Journal(tmp_path / "run"):
-        theirs.write_text("of the run that is alive")
+        theirs.write_text("recipe of the running process")
         with pytest.raises(BlockingIOError, match="is in use by another process"):
             run_rl(recipe, tmp_path / "run", [])
-    assert theirs.read_text() == "of the run that is alive"
+    assert theirs.read_text() == "recipe of the running process"
 
 
-def test_a_run_goes_on_bit_for_bit_from_the_checkpoint_before_a_damaged_one(
+def test_a_run_resumes_bitwise_identically_from_the_checkpoint_before_a_damaged_one(
     through, start, tmp_path, monkeypatch
 ):
     undisturbed, expected = through
@@ -318,14 +320,14 @@ def test_a_run_goes_on_bit_for_bit_from_the_checkpoint_before_a_damaged_one(
     with pytest.raises(
         CheckpointError, match=r"step-00000003 is intact: .*`rm -r .*step-00000004`"
     ):
-        run_rl(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
+        run_rl(recipe, run, [*DETERMINISTIC, *ONE_STEP_OFF])
     shutil.rmtree(newest)
     hashes = Hashes(monkeypatch)
-    run_rl(recipe, run, [*LOCKSTEP, *ONE_STEP_OFF])
+    run_rl(recipe, run, [*DETERMINISTIC, *ONE_STEP_OFF])
     assert hashes.take() == {4: expected[4]}
 
 
-def test_what_happened_is_written_down(through):
+def test_a_run_writes_metrics_events_and_a_report(through):
     run, _ = through
     assert [e["step"] for e in events(run, "finished")] == [4]
     line = numbers(run)[4]
@@ -343,10 +345,12 @@ def test_what_happened_is_written_down(through):
     assert (run / "report.html").is_file()
 
 
-def test_more_threads_in_the_environment_change_no_bit(through, start, tmp_path, monkeypatch):
-    """Several threads do not round alike every time: in lock-step there is one."""
+def test_the_default_thread_count_does_not_change_a_deterministic_run(
+    through, start, tmp_path, monkeypatch
+):
+    """Several threads round differently from run to run: deterministic mode uses one."""
     monkeypatch.setattr("paddock.train.run.DEFAULT_THREADS", 2)
     _, expected = through
     hashes = Hashes(monkeypatch)
-    run_rl(recipe_in(tmp_path, start), tmp_path / "run", [*LOCKSTEP, *ONE_STEP_OFF])
+    run_rl(recipe_in(tmp_path, start), tmp_path / "run", [*DETERMINISTIC, *ONE_STEP_OFF])
     assert hashes.take() == expected

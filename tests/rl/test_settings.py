@@ -7,7 +7,7 @@ from paddock.rl.alerts import HealthSignals, check_alerts
 from paddock.rl.settings import AlertSettings, RLSettings
 from paddock.rl.stages import STAGE_DEFAULTS, with_stage_defaults
 
-LEAST = {
+MINIMAL = {
     "stage": "agentic",
     "steps": 8,
     "init": {"checkpoint": "runs/nano/sft"},
@@ -16,7 +16,7 @@ LEAST = {
 
 
 def over(below, changes):
-    """Laid over what is below; None takes a key away."""
+    """`changes` merged over `below`; None removes a key."""
     found = dict(below)
     for name, value in changes.items():
         both = isinstance(value, dict) and isinstance(found.get(name), dict)
@@ -25,11 +25,11 @@ def over(below, changes):
 
 
 def settings(**changes):
-    return resolve(RLSettings, with_stage_defaults(Recipe(over(LEAST, changes), {})))
+    return resolve(RLSettings, with_stage_defaults(Recipe(over(MINIMAL, changes), {})))
 
 
 @pytest.mark.parametrize("stage", [name for name in STAGE_DEFAULTS if name != "distill"])
-def test_a_stage_says_what_the_paper_says(stage):
+def test_stage_defaults_are_those_of_the_paper(stage):
     found = settings(stage=stage)
     agentic = stage == "agentic"
     assert found.credit.advantage_norm == ("mean" if agentic else "std")
@@ -46,7 +46,7 @@ def test_a_stage_says_what_the_paper_says(stage):
         assert (found.tasks["tools"].group_size, found.rollout.groups_per_batch) == (32, 32)
 
 
-def test_distillation_has_one_attempt_a_prompt():
+def test_distillation_has_one_rollout_per_prompt():
     task = {"tools": {"env": "nano-tools", "teacher": "old"}}
     found = settings(stage="distill", tasks=task, teachers={"old": {"checkpoint": "x"}})
     assert found.tasks["tools"].group_size == 1
@@ -54,7 +54,7 @@ def test_distillation_has_one_attempt_a_prompt():
     assert found.credit.keep_zero_variance
 
 
-def test_a_recipe_differs_from_its_stage_where_it_says_so():
+def test_a_recipe_overrides_the_defaults_of_its_stage():
     task = {"tools": {"env": "nano-tools", "group_size": 4}}
     found = settings(loss={"clip_low": 0.3}, tasks=task)
     assert (found.loss.kind, found.loss.clip_low, found.loss.clip_high) == (
@@ -72,11 +72,11 @@ def test_a_resolved_recipe_resolves_to_itself(tmp_path):
 
 
 TEACHER = {"teachers": {"old": {"checkpoint": "x"}}}
-TAUGHT = {"tools": {"teacher": "old"}}
+DISTILL_RECIPE = {"tools": {"teacher": "old"}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"stage": "agentc"}, "'agentc'; must be one of reasoning, agentic, general, distill"),
         ({"steps": 0}, "'steps' must be greater than 0"),
@@ -114,10 +114,10 @@ TAUGHT = {"tools": {"teacher": "old"}}
         ({"tasks": {"tools": {"evn": "x"}}}, "did you mean 'tasks.tools.env'?"),
         ({"tasks": {"tools": {"group_size": 1}}}, "has no baseline"),
         ({"tasks": {"tools": {"teacher": "old"}}}, "no teacher 'old'; 'teachers' has none"),
-        ({"tasks": TAUGHT, **TEACHER}, "its 'credit.keep_zero_variance' must be true"),
+        ({"tasks": DISTILL_RECIPE, **TEACHER}, "its 'credit.keep_zero_variance' must be true"),
         (
             {
-                "tasks": TAUGHT,
+                "tasks": DISTILL_RECIPE,
                 **TEACHER,
                 "credit": {"keep_zero_variance": True},
                 "sampling": {"temperature": 0.5},
@@ -133,13 +133,13 @@ TAUGHT = {"tools": {"teacher": "old"}}
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_name(changes, said):
+def test_an_invalid_setting_is_rejected_by_name(changes, message):
     with pytest.raises(ConfigError) as refusal:
         settings(**changes)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
-def test_a_recipe_without_a_stage_is_told_which_there_are():
+def test_a_recipe_without_a_stage_gets_the_list_of_stages():
     with pytest.raises(ConfigError, match="'stage' is missing; must be one of reasoning"):
         with_stage_defaults(Recipe({"steps": 1}, {}))
 
@@ -157,7 +157,7 @@ def test_a_recipe_without_a_stage_is_told_which_there_are():
         ({"masked": 0.6}, ["too many masked tokens"]),
     ],
 )
-def test_alerts_speak_up_when_they_should(changes, kinds):
+def test_alerts_are_raised_beyond_their_thresholds(changes, kinds):
     healthy = {
         "entropy": 0.5,
         "logprob_diff": 1e-6,

@@ -1,4 +1,4 @@
-"""Whole runs in the vault: recipe, engine, worlds, orchestrator, trainer."""
+"""RL runs on the vault environment: recipe, registration, reading metrics and events."""
 
 import json
 from dataclasses import replace
@@ -35,15 +35,15 @@ kv_cache_bytes = 8388608
 every = 1
 keep_last = 100
 """
-LOCKSTEP = ("rollout.deterministic=true", "rollout.order=in_order")
+DETERMINISTIC = ("rollout.deterministic=true", "rollout.order=in_order")
 SYNCHRONOUS = ("rollout.pipeline_depth=0", "rollout.max_staleness=0")
 ONE_STEP_OFF = ("rollout.pipeline_depth=1", "rollout.max_staleness=1")
 
 
 def register():
-    """The vault among the worlds, as recipes name them."""
+    """Register the vault environment under its recipe name."""
     REGISTRY["vault"] = replace(
-        REGISTRY["logic"], settings="tests.rl.vault:VaultSettings", needs=""
+        REGISTRY["logic"], settings="tests.rl.vault_env:VaultSettings", needs=""
     )
 
 
@@ -59,14 +59,14 @@ def settings_of(recipe: Path, *sets: str) -> RLSettings:
 
 
 class Hashes:
-    """What the weights were after each batch; put in place of `Learner.train`."""
+    """Records weight digests after each batch by wrapping `Learner.train`."""
 
     def __init__(self, monkeypatch):
         self.after: dict[int, dict[str, str]] = {}
-        study = Learner.train
+        train = Learner.train
 
         def recorded(learner, groups):
-            found = study(learner, groups)
+            found = train(learner, groups)
             self.after[learner.updates] = weight_digests(learner.trainer.network)
             return found
 
@@ -78,7 +78,7 @@ class Hashes:
 
 
 def numbers(run: Path) -> dict[int, dict]:
-    """The metrics of each update, without those of the clock; the last writing counts."""
+    """The metrics of each update without timings; the last line of an update counts."""
     clock = {"time", "step_time_s", "weight_sync_s", "trainer_idle", "engine_idle"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: {k: v for k, v in line.items() if k not in clock} for line in lines}

@@ -1,4 +1,4 @@
-"""Agents that know one dialect each, over the real clients, and send back what they heard."""
+"""Agents for each API, built on the real clients; they send the replies back as history."""
 
 import json
 from contextlib import suppress
@@ -10,15 +10,15 @@ import openai
 
 from tests.text.conversations import TOOLS
 
-# One connection pool each: every client of its own would load certificates, for a long while.
+# One connection pool each: a client per test would load certificates every time, which is slow.
 HTTP = httpx.Client(timeout=60)
 OPENAI = openai.OpenAI(api_key="none", max_retries=0)
 ANTHROPIC = anthropic.Anthropic(api_key="none", max_retries=0)
 
 
 @dataclass(frozen=True)
-class Door:
-    """A session as its agent is told of it."""
+class SessionEndpoint:
+    """URL and API key of a session, as its agent receives them."""
 
     url: str
     key: str
@@ -31,8 +31,8 @@ class Door:
 class ChatAgent:
     """OpenAI's chat completions."""
 
-    def __init__(self, door, *, stream, tools=TOOLS, system=None):
-        self.client = OPENAI.with_options(base_url=f"{door.url}/v1", api_key=door.key)
+    def __init__(self, endpoint, *, stream, tools=TOOLS, system=None):
+        self.client = OPENAI.with_options(base_url=f"{endpoint.url}/v1", api_key=endpoint.key)
         self.stream, self.tools = stream, tools
         self.messages = [{"role": "system", "content": system}] if system else []
 
@@ -44,13 +44,13 @@ class ChatAgent:
             self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
 
     def turn(self, **more):
-        """The ids of the calls that came back."""
-        said = {"model": "m", "messages": self.messages, "tools": self.tools, **more}
+        """One turn; returns the ids of its tool calls."""
+        body = {"model": "m", "messages": self.messages, "tools": self.tools, **more}
         create = self.client.chat.completions.create
         if self.stream:
-            message = self._gathered(create(stream=True, **said))
+            message = self._gathered(create(stream=True, **body))
         else:
-            message = create(**said).choices[0].message.model_dump(exclude_none=True)
+            message = create(**body).choices[0].message.model_dump(exclude_none=True)
         self.messages.append(message)
         return [call["id"] for call in message.get("tool_calls", [])]
 
@@ -75,8 +75,8 @@ class ChatAgent:
 class ResponsesAgent:
     """OpenAI's Responses."""
 
-    def __init__(self, door, *, stream, tools=TOOLS, system=None):
-        self.client = OPENAI.with_options(base_url=f"{door.url}/v1", api_key=door.key)
+    def __init__(self, endpoint, *, stream, tools=TOOLS, system=None):
+        self.client = OPENAI.with_options(base_url=f"{endpoint.url}/v1", api_key=endpoint.key)
         self.stream, self.system, self.items = stream, system, []
         self.tools = [{"type": "function", **tool["function"]} for tool in tools]
 
@@ -89,16 +89,16 @@ class ResponsesAgent:
             self.items.append(item)
 
     def turn(self, **more):
-        said = {"model": "m", "input": self.items, "tools": self.tools, **more}
+        body = {"model": "m", "input": self.items, "tools": self.tools, **more}
         if self.system:
-            said["instructions"] = self.system
+            body["instructions"] = self.system
         response = None
         if self.stream:
-            for event in self.client.responses.create(stream=True, **said):
+            for event in self.client.responses.create(stream=True, **body):
                 if event.type in ("response.completed", "response.incomplete"):
                     response = event.response
         else:
-            response = self.client.responses.create(**said)
+            response = self.client.responses.create(**body)
         output = [item.model_dump(exclude_none=True) for item in response.output]
         self.items += [item for item in output if item.get("status") != "incomplete"]
         return [item["call_id"] for item in output if item["type"] == "function_call"]
@@ -107,8 +107,8 @@ class ResponsesAgent:
 class MessagesAgent:
     """Anthropic's messages."""
 
-    def __init__(self, door, *, stream, tools=TOOLS, system=None):
-        self.client = ANTHROPIC.with_options(base_url=door.url, api_key=door.key)
+    def __init__(self, endpoint, *, stream, tools=TOOLS, system=None):
+        self.client = ANTHROPIC.with_options(base_url=endpoint.url, api_key=endpoint.key)
         self.stream, self.system, self.messages = stream, system, []
         self.tools = [
             {
@@ -132,20 +132,20 @@ class MessagesAgent:
         self.messages[-1]["content"].append(block)
 
     def turn(self, **more):
-        said = {"model": "m", "max_tokens": 64, "messages": self.messages, "tools": self.tools}
-        said |= {"system": self.system} if self.system else {}
-        said |= more
-        blocks = self._gathered(said) if self.stream else self._whole(said)
+        body = {"model": "m", "max_tokens": 64, "messages": self.messages, "tools": self.tools}
+        body |= {"system": self.system} if self.system else {}
+        body |= more
+        blocks = self._gathered(body) if self.stream else self._whole(body)
         self.messages.append({"role": "assistant", "content": blocks})
         return [block["id"] for block in blocks if block["type"] == "tool_use"]
 
-    def _whole(self, said):
-        reply = self.client.messages.create(**said)
+    def _whole(self, body):
+        reply = self.client.messages.create(**body)
         return [block.model_dump(exclude_none=True) for block in reply.content]
 
-    def _gathered(self, said):
+    def _gathered(self, body):
         blocks, inputs = [], {}
-        for event in self.client.messages.create(stream=True, **said):
+        for event in self.client.messages.create(stream=True, **body):
             match event.type:
                 case "content_block_start":
                     blocks.append(event.content_block.model_dump(exclude_none=True))

@@ -1,4 +1,4 @@
-"""The model that tests/serve has schooled, for sessions with a real engine behind them."""
+"""The memorized model of tests/serve, for sessions with a real engine."""
 
 from tests.serve.conftest import folder
 

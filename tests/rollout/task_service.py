@@ -1,8 +1,8 @@
-"""A task as a service of its own.
+"""A task service in its own process.
 
-    python -m tests.rollout.task_service PORT CONDUCTOR
+    python -m tests.rollout.task_service PORT GATEWAY_URL
 
-Its agent talks twice to its session and is rewarded for an even problem.
+Its agent takes two turns; the reward is 1 for even problem numbers.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from paddock.records import Verdict
 from paddock.rollout.sglang_client import ServerClient, connection_pool
 from paddock.rollout.task_service import build_task_service, register_periodically
 
-KEY = "services"  # shared with the conductor
+KEY = "services"  # shared with the gateway
 
 
-async def rollout(given, session):
-    messages = [{"role": "user", "content": f"problem {given.number}"}]
+async def rollout(spec, session):
+    messages = [{"role": "user", "content": f"problem {spec.number}"}]
     headers = {"Authorization": f"Bearer {session.api_key}"}
     async with httpx.AsyncClient(timeout=30, headers=headers) as http:
         for _ in range(2):
@@ -29,20 +29,20 @@ async def rollout(given, session):
             messages.append(reply.json()["choices"][0]["message"])
             messages.append({"role": "user", "content": "go on"})
             await asyncio.sleep(0.05)
-    return Verdict(reward=float(given.number % 2 == 0), parts={"member": given.member})
+    return Verdict(reward=float(spec.number % 2 == 0), parts={"member": spec.member})
 
 
-async def main(port, conductor):
+async def main(port, gateway_url):
     app = build_task_service({"echo": rollout}, key=KEY)
     server = uvicorn.Server(uvicorn.Config(app, port=int(port), log_level="warning"))
     async with connection_pool() as http:
-        saying = asyncio.ensure_future(
+        registering = asyncio.ensure_future(
             register_periodically(
-                ServerClient(conductor, http, api_key=KEY), {"echo": f"http://127.0.0.1:{port}"}
+                ServerClient(gateway_url, http, api_key=KEY), {"echo": f"http://127.0.0.1:{port}"}
             )
         )
         await server.serve()
-        saying.cancel()
+        registering.cancel()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Agents of every dialect leave the same tokens; who leaves early leaves none."""
+"""Gateway: every API records the same tokens; a disconnected client records no turn."""
 
 import asyncio
 import gc
@@ -28,11 +28,11 @@ from paddock.rollout.gateway import build_gateway
 from paddock.rollout.session_manager import GatewaySettings, SessionConfig, SessionManager
 from paddock.text import SpecialToken, Tokenizer, get_renderer
 from tests.patience import until
-from tests.rollout.agents import AGENTS, HTTP, ChatAgent, Door, MessagesAgent
-from tests.rollout.engines import Chancy, Scripted, completion, renderer
-from tests.rollout.talks import ids_of
+from tests.rollout.agents import AGENTS, HTTP, ChatAgent, MessagesAgent, SessionEndpoint
+from tests.rollout.conversations import ids_of
+from tests.rollout.engines import RandomEngine, ScriptedEngine, completion, renderer
 from tests.serve.live import listening
-from tests.serve.school import WEATHER
+from tests.serve.memorized_model import WEATHER
 from tests.text.conversations import MARKERS, WORDS, text
 
 VARIANTS = [(name, stream) for name in AGENTS for stream in (False, True)]
@@ -50,11 +50,11 @@ def gateway(generate, words=None, rules=None, **settings):
 
 
 def opened(url, session, **more):
-    """Where the session's agent finds it."""
+    """Open a session; returns its endpoint."""
     reply = HTTP.post(f"{url}/sessions", json={"id": session, **more}, headers=ADMIN)
     reply.raise_for_status()
-    told = reply.json()
-    return Door(f"{url}{told['path']}", told["api_key"])
+    opened_session = reply.json()
+    return SessionEndpoint(f"{url}{opened_session['path']}", opened_session["api_key"])
 
 
 def exported(url, session, **more):
@@ -66,25 +66,25 @@ def exported(url, session, **more):
 # --- A5: protocols agree --------------------------------------------------------------------------
 
 
-def converse(agent, chance, turns):
-    agent.say(text(chance, (*WORDS, *MARKERS)))
+def converse(agent, rng, turns):
+    agent.say(text(rng, (*WORDS, *MARKERS)))
     for _ in range(turns):
         calls = agent.turn()
-        results = [(call, text(chance, (*WORDS, *MARKERS))) for call in calls]
+        results = [(call, text(rng, (*WORDS, *MARKERS))) for call in calls]
         agent.answer(results)
-        if not results or chance.random() < 0.3:
-            agent.say(f"Go on {text(chance, WORDS)}.")
+        if not results or rng.random() < 0.3:
+            agent.say(f"Go on {text(rng, WORDS)}.")
 
 
-def test_every_protocol_leaves_the_same_record():
+def test_every_api_records_the_same_trajectory():
     kept = {}
     for name, stream in VARIANTS:
-        engine = Chancy(pieces=5)
+        engine = RandomEngine(pieces=5)
         with gateway(engine) as (url, _):
             for number in range(6):
-                door = opened(url, f"s{number}")
+                api = opened(url, f"s{number}")
                 system = "Be brief." if number % 2 else None
-                agent = AGENTS[name](door, stream=stream, system=system)
+                agent = AGENTS[name](api, stream=stream, system=system)
                 converse(agent, Random(number), turns=3)
             kept[name, stream] = [exported(url, f"s{number}") for number in range(6)]
     first, *others = kept.values()
@@ -96,11 +96,11 @@ def test_every_protocol_leaves_the_same_record():
 
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
-def test_a_thought_that_turned_out_to_be_the_answer_comes_back_as_it_was_told(name, stream):
+def test_unclosed_reasoning_returned_as_content_is_matched_when_sent_back(name, stream):
     ended = completion(ids_of("just so", SpecialToken.USER))  # no </think>
-    with gateway(Scripted([ended, ended])) as (url, _):
-        door = opened(url, "s")
-        agent = AGENTS[name](door, stream=stream)
+    with gateway(ScriptedEngine([ended, ended])) as (url, _):
+        api = opened(url, "s")
+        agent = AGENTS[name](api, stream=stream)
         agent.say("Hi")
         agent.turn()
         agent.say("Sure?")
@@ -134,19 +134,19 @@ def real(engine):
 
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
-def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, stream):
+def test_a_real_model_calls_its_tool_through_every_api(real, engine, name, stream):
     words = get_renderer(engine.tokenizer)
     with gateway(real, words, GREEDY, context_length=engine.capacity.context_length) as (
         url,
         sessions,
     ):
-        door = opened(url, "s")
-        agent = AGENTS[name](door, stream=stream, tools=[TOOL])
+        api = opened(url, "s")
+        agent = AGENTS[name](api, stream=stream, tools=[TOOL])
         agent.say("Weather in Oslo?")
         (call,) = agent.turn()
         agent.answer([(call, '{"t": 12}')])
         assert agent.turn() == []
-        assert HTTP.get(door.url, headers=door.headers).json()["turns"] == 2
+        assert HTTP.get(api.url, headers=api.headers).json()["turns"] == 2
         (node, last) = sessions["s"].session.tree.nodes
         assert last.messages()[1].content == "12 C in Oslo."
         assert last.parent is node
@@ -155,68 +155,68 @@ def test_a_real_model_calls_its_tool_through_every_protocol(real, engine, name, 
         assert again.logprobs == pytest.approx(tuple(last.logprobs), abs=1e-5)
 
 
-# --- who leaves early -----------------------------------------------------------------------------
+# --- disconnected clients -------------------------------------------------------------------------
 
 
-class Freezing(InProcessClient):
-    """The engine takes no further step once it has begun to answer, and cannot be done before."""
+class FreezingClient(InProcessClient):
+    """The engine stops after the first delta, and cannot have finished before."""
 
-    async def stream(self, ask):
-        ask = replace(ask, sampling_params=replace(ask.sampling_params, min_new_tokens=300))
-        async for delta in super().stream(ask):
+    async def stream(self, request):
+        request = replace(
+            request, sampling_params=replace(request.sampling_params, min_new_tokens=300)
+        )
+        async for delta in super().stream(request):
             self.engine.pause("in_place")
             yield delta
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_turn_whose_client_left_in_the_middle_is_not_recorded(engine, name):
-    words, slow = get_renderer(engine.tokenizer), _in_process(engine, Freezing)
+def test_a_turn_whose_client_disconnects_mid_stream_is_not_recorded(engine, name):
+    words, slow = get_renderer(engine.tokenizer), _in_process(engine, FreezingClient)
     with gateway(slow, words, GREEDY, context_length=engine.capacity.context_length) as (
         url,
         sessions,
     ):
-        door = opened(url, "s")
-        agent = AGENTS[name](door, stream=False, tools=[TOOL])
+        api = opened(url, "s")
+        agent = AGENTS[name](api, stream=False, tools=[TOOL])
         agent.say("Weather in Oslo?")
         body = {"model": "m", "stream": True, "max_tokens": 400}
         path = {"chat": "chat/completions"}.get(name, name)
-        said = {"input": agent.items} if name == "responses" else {"messages": agent.messages}
-        asked = {"json": body | said, "headers": door.headers}
-        with HTTP.stream("POST", f"{door.url}/v1/{path}", **asked) as reply:
+        history = {"input": agent.items} if name == "responses" else {"messages": agent.messages}
+        options = {"json": body | history, "headers": api.headers}
+        with HTTP.stream("POST", f"{api.url}/v1/{path}", **options) as reply:
             assert reply.status_code == 200
-            parts = reply.iter_bytes()  # letting go of it is leaving
+            parts = reply.iter_bytes()  # dropping it disconnects
             next(parts)
             until(lambda: sessions["s"].running == 1 and engine.stats().running == 1)
         until(lambda: not sessions["s"].running and not engine.stats().running)
         engine.resume()
         assert sessions["s"].session.tree.nodes == []
         agent.turn()
-        facts = HTTP.get(door.url, headers=door.headers).json()
+        facts = HTTP.get(api.url, headers=api.headers).json()
         assert facts["turns"] == 1, "and the session goes on"
 
 
-def test_a_client_that_left_before_the_whole_answer_has_no_turn(real, engine):
+def test_a_turn_whose_client_disconnects_before_the_response_is_not_recorded(real, engine):
     words = get_renderer(engine.tokenizer)
     with gateway(real, words, GREEDY) as (url, sessions):
-        door = opened(url, "s")
+        api = opened(url, "s")
         engine.pause("in_place")
         body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 450}
         with pytest.raises(httpx.ReadTimeout):
-            HTTP.post(
-                f"{door.url}/v1/chat/completions", json=body, headers=door.headers, timeout=0.5
-            )
+            HTTP.post(f"{api.url}/v1/chat/completions", json=body, headers=api.headers, timeout=0.5)
         until(lambda: not sessions["s"].running and not engine.stats().waiting)
         engine.resume()
         assert sessions["s"].session.tree.nodes == []
 
 
-def test_turns_of_one_session_may_run_at_once():
+def test_turns_of_one_session_may_run_concurrently():
     """Sub-agents share a session: their turns are branches, none is lost."""
-    with gateway(Chancy(pieces=3)) as (url, sessions):
-        door = opened(url, "s")
+    with gateway(RandomEngine(pieces=3)) as (url, sessions):
+        api = opened(url, "s")
 
         def one(number):
-            agent = ChatAgent(door, stream=bool(number % 2))
+            agent = ChatAgent(api, stream=bool(number % 2))
             converse(agent, Random(number), turns=3)
 
         with ThreadPoolExecutor(6) as pool:
@@ -226,33 +226,33 @@ def test_turns_of_one_session_may_run_at_once():
 
 
 @dataclass
-class Looks(Scripted):
-    """Counts the messages that are held while an engine is waited for."""
+class MessageCountingEngine(ScriptedEngine):
+    """Counts the messages in memory while waiting for the engine."""
 
     held: tuple[int, ...] = ()
 
-    async def generate(self, ask):
+    async def generate(self, request):
         gc.collect()
         every = (each for each in gc.get_objects() if type(each) is Message)
         self.held = (*self.held, sum(each.content.startswith("needle") for each in every))
-        return await super().generate(ask)
+        return await super().generate(request)
 
 
-def test_a_turn_that_waits_holds_what_is_new_and_not_its_conversation():
-    engine = Looks([completion(ids_of("so", SpecialToken.USER))] * 12)
+def test_a_waiting_turn_holds_only_its_new_messages():
+    engine = MessageCountingEngine([completion(ids_of("so", SpecialToken.USER))] * 12)
     with gateway(engine) as (url, _):
-        door = opened(url, "s")
-        agent = ChatAgent(door, stream=False)
+        api = opened(url, "s")
+        agent = ChatAgent(api, stream=False)
         for turn in range(12):
             agent.say(f"needle {turn}")
             agent.turn()
-    # The newest message, as it was asked and as it is to be recorded; the turn before may still be
-    # on its way out.
+    # The newest message, as received and as it will be recorded; the previous turn may still be
+    # referenced.
     assert len(engine.held) == 12 and max(engine.held) <= 4
 
 
-def test_what_was_loaded_before_is_no_garbage_while_turns_are_served():
-    app, before = build_gateway(SessionManager(Chancy(), renderer())), gc.get_threshold()
+def test_objects_loaded_before_serving_are_frozen_for_the_garbage_collector():
+    app, before = build_gateway(SessionManager(RandomEngine(), renderer())), gc.get_threshold()
 
     async def served():
         async with app.router.lifespan_context(app):
@@ -263,45 +263,45 @@ def test_what_was_loaded_before_is_no_garbage_while_turns_are_served():
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
 
 
-# --- the session's rules --------------------------------------------------------------------------
+# --- session config -------------------------------------------------------------------------------
 
 
-def test_the_session_rules_over_what_shapes_the_distribution():
-    asked = SamplingParams(temperature=0.0, top_p=0.5, max_new_tokens=9, stop=("x",), seed=4)
+def test_the_session_config_overrides_sampling_params_of_the_client():
+    options = SamplingParams(temperature=0.0, top_p=0.5, max_new_tokens=9, stop=("x",), seed=4)
     own = SessionConfig(sampling_params=SamplingParams(temperature=0.7, max_new_tokens=20, seed=1))
-    ruled = own.apply(asked, turn=3)
+    ruled = own.apply(options, turn=3)
     assert (ruled.temperature, ruled.top_p) == (0.7, 1.0)
     assert (ruled.max_new_tokens, ruled.stop) == (9, ("x",))
-    assert ruled.seed not in (1, 4, None) and own.apply(asked, turn=4).seed != ruled.seed
+    assert ruled.seed not in (1, 4, None) and own.apply(options, turn=4).seed != ruled.seed
 
 
-def test_a_required_call_is_opened_by_us_and_not_trained(real, engine):
+def test_the_forced_opening_of_a_required_call_is_not_trained(real, engine):
     words = get_renderer(engine.tokenizer)
     with gateway(real, words, GREEDY) as (url, sessions):
-        door = opened(url, "s")
-        agent = ChatAgent(door, stream=False, tools=[TOOL])
+        api = opened(url, "s")
+        agent = ChatAgent(api, stream=False, tools=[TOOL])
         agent.say("Weather in Oslo?")
         assert len(agent.turn(tool_choice="required")) == 1
-        assert HTTP.get(door.url, headers=door.headers).json()["turns"] == 1
+        assert HTTP.get(api.url, headers=api.headers).json()["turns"] == 1
         (node,) = sessions["s"].session.tree.nodes
         opening = words.tokenizer.decode(node.added.tolist())
         assert opening.endswith("<tool_call>get_weather")
 
 
-# --- errors, and what else there is ---------------------------------------------------------------
+# --- errors and exports ---------------------------------------------------------------------------
 
 
-def test_errors_speak_the_dialect():
-    with gateway(Chancy(), context_length=64) as (url, _):
-        door = opened(url, "s")
+def test_errors_have_the_shape_of_the_api():
+    with gateway(RandomEngine(), context_length=64) as (url, _):
+        api = opened(url, "s")
         long, lost, hello = (
-            ChatAgent(door, stream=False),
-            ChatAgent(Door(f"{url}/sessions/other", door.key), stream=False),
-            ChatAgent(door, stream=False),
+            ChatAgent(api, stream=False),
+            ChatAgent(SessionEndpoint(f"{url}/sessions/other", api.key), stream=False),
+            ChatAgent(api, stream=False),
         )
-        also_long = MessagesAgent(door, stream=True)
-        for agent, said in ((long, "too long " * 50), (also_long, "too long " * 50), (lost, "Hi")):
-            agent.say(said)
+        also_long = MessagesAgent(api, stream=True)
+        for agent, words in ((long, "too long " * 50), (also_long, "too long " * 50), (lost, "Hi")):
+            agent.say(words)
         hello.say("Hi")
         with pytest.raises(openai.BadRequestError, match="maximum context length") as refused:
             long.turn()
@@ -313,7 +313,7 @@ def test_errors_speak_the_dialect():
         for more in ({"n": 2}, {"logprobs": True, "top_logprobs": 3}):
             with pytest.raises(openai.BadRequestError, match=next(reversed(more))):
                 hello.turn(**more)
-        broken = HTTP.post(f"{door.url}/v1/messages", content=b"{", headers=door.headers)
+        broken = HTTP.post(f"{api.url}/v1/messages", content=b"{", headers=api.headers)
         assert broken.json()["type"] == "error"
         for id, status in (("s", 409), ("a/b", 400)):
             refused = HTTP.post(f"{url}/sessions", json={"id": id}, headers=ADMIN)
@@ -321,16 +321,16 @@ def test_errors_speak_the_dialect():
         assert HTTP.get(f"{url}/sessions/s/nothing").status_code == 404
 
 
-def test_a_lost_engine_is_no_bug_and_no_turn():
-    class Lost(Chancy):
+def test_an_unavailable_engine_records_no_turn():
+    class Lost(RandomEngine):
         async def generate(self, request):
             raise EngineUnavailableError("gone")
 
     with gateway(Lost()) as (url, sessions):
-        door = opened(url, "s")
+        api = opened(url, "s")
         for name in AGENTS:
             for stream in (False, True):
-                agent = AGENTS[name](door, stream=stream)
+                agent = AGENTS[name](api, stream=stream)
                 agent.say("Hi")
                 with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as error:
                     agent.turn()
@@ -338,22 +338,22 @@ def test_a_lost_engine_is_no_bug_and_no_turn():
         assert sessions["s"].session.tree.nodes == []
 
 
-def test_what_is_exported_reads_back_as_trajectories():
-    with gateway(Chancy()) as (url, sessions):
-        door = opened(url, "s")
-        converse(ChatAgent(door, stream=False), Random(1), turns=3)
+def test_an_export_decodes_to_trajectories():
+    with gateway(RandomEngine()) as (url, sessions):
+        api = opened(url, "s")
+        converse(ChatAgent(api, stream=False), Random(1), turns=3)
         outcome = encode(Verdict(reward=0.5))
         (found,) = exported(url, "s", task_id="t", group_id="g", outcome=outcome)
         trajectory = decode(Trajectory, found)
         assert trajectory.outcome == Verdict(reward=0.5)
         assert trajectory.token_ids == tuple(sessions["s"].session.tree.nodes[-1].token_ids())
-        facts = HTTP.get(door.url, headers=door.headers).json()
+        facts = HTTP.get(api.url, headers=api.headers).json()
         assert (facts["turns"], facts["branches"], facts["forks"]) == (3, 1, [])
-        assert HTTP.delete(door.url, headers=ADMIN).json()["turns"] == 3
+        assert HTTP.delete(api.url, headers=ADMIN).json()["turns"] == 3
         assert HTTP.get(f"{url}/sessions", headers=ADMIN).json() == {"sessions": []}
 
 
-ATIF = {  # what each object may hold, as the format says
+ATIF = {  # allowed keys of each object
     "step": {
         *("step_id", "timestamp", "source", "model_name", "reasoning_effort", "message"),
         *("reasoning_content", "tool_calls", "observation", "metrics", "is_copied_context"),
@@ -366,10 +366,10 @@ ATIF = {  # what each object may hold, as the format says
 }
 
 
-def test_a_session_can_be_had_as_atif():
-    with gateway(Chancy()) as (url, sessions):
-        door = opened(url, "s")
-        agent = ChatAgent(door, stream=False, system="Be brief.")
+def test_a_session_can_be_exported_as_atif():
+    with gateway(RandomEngine()) as (url, sessions):
+        api = opened(url, "s")
+        agent = ChatAgent(api, stream=False, system="Be brief.")
         converse(agent, Random(1), turns=3)
         agent.messages[2] = {"role": "assistant", "content": "rewritten"}
         agent.messages = [m for m in agent.messages if m["role"] != "tool"]

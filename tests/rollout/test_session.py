@@ -1,4 +1,4 @@
-"""What an engine saw and sampled is what a trainer gets: ids, masks, log-probs, versions."""
+"""Sessions: the trainer gets exactly the ids, masks, logprobs and versions of the engine."""
 
 import asyncio
 from dataclasses import replace
@@ -13,10 +13,9 @@ from paddock.rollout.client import InferenceRequest, final_delta
 from paddock.rollout.prefix_matcher import LOOSE, STRICT, PrefixMatcher
 from paddock.rollout.session import PRESERVED, Session
 from paddock.text import SpecialToken, ThinkingKwargs
-from tests.rollout.engines import SPEC, Chancy, completion, renderer, tokenizer
-from tests.rollout.talks import (
+from tests.rollout.conversations import (
     CALL_OF_NOW,
-    JUDGED,
+    EXPORT_ARGS,
     SILENT,
     assert_each_token_trained_once,
     follow_up,
@@ -25,23 +24,24 @@ from tests.rollout.talks import (
     say,
     user,
 )
+from tests.rollout.engines import SPEC, RandomEngine, completion, renderer, tokenizer
 from tests.text.conversations import MARKERS, WORDS, text
 
 # --- A1, A2: random sessions ----------------------------------------------------------------------
 
 
-async def wander(session, engine, chance, *, modes):
-    """An agent that only ever appends, in a world of chance."""
-    messages = [Message(role="system", content="Be brief.")] if chance.random() < 0.5 else []
-    messages.append(user(text(chance, (*WORDS, *MARKERS))))
-    tools = SPEC if chance.random() < 0.9 else ()
-    for turn in range(chance.randint(1, 6)):
-        thinking = chance.choice(modes)
+async def run_append_only_session(session, engine, rng, *, modes):
+    """An append-only agent in a random environment."""
+    messages = [Message(role="system", content="Be brief.")] if rng.random() < 0.5 else []
+    messages.append(user(text(rng, (*WORDS, *MARKERS))))
+    tools = SPEC if rng.random() < 0.9 else ()
+    for turn in range(rng.randint(1, 6)):
+        thinking = rng.choice(modes)
         opening = session.begin_turn(messages, tools=tools, thinking=thinking)
-        ask = InferenceRequest(
+        request = InferenceRequest(
             token_ids=opening.prompt, sampling_params=SamplingParams(), session_id=session.id
         )
-        answer = await engine.generate(ask)
+        answer = await engine.generate(request)
         reading = DeltaParser(
             tokenizer(),
             tools=tools,
@@ -51,12 +51,12 @@ async def wander(session, engine, chance, *, modes):
         )
         reading.feed(final_delta(answer))
         session.record(opening, answer.completion, reading.message)
-        messages += [reading.message, *follow_up(chance, reading.message)]
+        messages += [reading.message, *follow_up(rng, reading.message)]
 
 
 def assert_exact(session, log):
-    """The one branch of a session is what the engine has in its log."""
-    (found,) = session.trajectories(**JUDGED)
+    """The only branch of a session equals the log of the engine."""
+    (found,) = session.trajectories(**EXPORT_ARGS)
     assert len(found.turns) == len(log)
     for before, after in pairwise(log):
         past = before.prompt + before.completion.token_ids
@@ -75,21 +75,21 @@ def assert_exact(session, log):
 
 
 @pytest.mark.parametrize("version", ["5", "5.1", "5.2", "5.3"])
-def test_five_hundred_sessions_are_recorded_bit_for_bit(version):
+def test_five_hundred_sessions_are_recorded_exactly(version):
     async def play_all():
         for number in range(130):
-            chance, engine = Random(f"{version} {number}"), Chancy(seed=number)
-            session = Session(str(number), renderer(version), chance.choice([LOOSE, STRICT]))
+            rng, engine = Random(f"{version} {number}"), RandomEngine(seed=number)
+            session = Session(str(number), renderer(version), rng.choice([LOOSE, STRICT]))
             modes = [PRESERVED, SILENT]
-            if version == "5.2":  # its effort line, before everything, goes with thinking
-                modes = [chance.choice(modes)]
-            await wander(session, engine, chance, modes=modes)
+            if version == "5.2":  # its effort line at the top depends on thinking
+                modes = [rng.choice(modes)]
+            await run_append_only_session(session, engine, rng, modes=modes)
             assert_exact(session, engine.log)
 
     asyncio.run(play_all())
 
 
-def test_tokens_that_no_tokenizer_would_choose_are_kept():
+def test_non_canonical_tokens_are_kept():
     session, odd = Session("s", renderer()), []
     for letter in "the pony":
         odd += tokenizer().encode(letter, specials=False)
@@ -98,7 +98,7 @@ def test_tokens_that_no_tokenizer_would_choose_are_kept():
     assert reply.content == "the pony"
     opening, _, _ = say(session, [user(), reply, user()], ids_of("ok", SpecialToken.USER))
     assert opening.prompt.tolist()[len(session.tree.nodes[0].added) :][: len(odd)] == odd
-    (found,) = session.trajectories(**JUDGED)
+    (found,) = session.trajectories(**EXPORT_ARGS)
     assert found.turns[0].completion == done
 
 
@@ -112,43 +112,43 @@ ROLES = {"user": SpecialToken.USER, "tool": SpecialToken.OBSERVATION, "system": 
 )
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
 @pytest.mark.parametrize("thinking", [PRESERVED, SILENT])
-def test_a_role_opens_exactly_once_and_only_what_was_sampled_is_trained(stop, role, thinking):
+def test_role_markers_appear_once_and_only_sampled_tokens_are_trained(stop, role, thinking):
     session = Session("s", renderer())
-    said = (
+    reply_ids = (
         ids_of("hm", SpecialToken.THINK_CLOSE, *CALL_OF_NOW)
         if thinking is PRESERVED
         else ids_of("hm", *CALL_OF_NOW)
     )
-    ids = said + ([tokenizer().special_token_ids[stop]] if stop else [])
+    ids = reply_ids + ([tokenizer().special_token_ids[stop]] if stop else [])
     finish = "stop" if stop else "length"
     _, _, reply = say(session, [user()], ids, thinking=thinking, finish=finish)
     answer = reply.tool_calls[0].id if role == "tool" else None
     after = Message(role=role, content="12 C.", tool_call_id=answer)
     opening, _, _ = say(session, [user(), reply, after], ids_of("x", SpecialToken.USER))
     opener = tokenizer().special_token_ids[ROLES[role]]
-    boundary = [*ids[len(said) :], *opening.new_token_ids[:1]]
+    boundary = [*ids[len(reply_ids) :], *opening.new_token_ids[:1]]
     assert boundary.count(opener) == 1, "between the reply and what follows"
     assert (opening.new_token_ids[0] == opener) == (stop != ROLES[role])
-    (found,) = session.trajectories(**JUDGED)
+    (found,) = session.trajectories(**EXPORT_ARGS)
     first = len(session.tree.nodes[0].added)
     assert found.loss_mask[first : first + len(ids)] == (True,) * len(ids)
     assert not any(found.loss_mask[first + len(ids) :][: len(opening.new_token_ids)])
 
 
-def test_a_thought_that_was_cut_short_is_closed_and_the_close_is_not_trained():
+def test_truncated_reasoning_is_closed_by_an_untrained_marker():
     session = Session("s", renderer())
     _, _, reply = say(session, [user()], ids_of("hm hm"), finish="length")
     opening, _, _ = say(session, [user(), reply, user()], ids_of("x"))
     assert opening.new_token_ids[0] == tokenizer().special_token_ids[SpecialToken.THINK_CLOSE]
-    (found,) = session.trajectories(**JUDGED)
+    (found,) = session.trajectories(**EXPORT_ARGS)
     assert sum(found.loss_mask) == len(ids_of("hm hm")) + len(ids_of("x"))
 
 
 # --- A4: harnesses that rewrite -------------------------------------------------------------------
 
 
-def thoughtful(session):
-    """A first turn that thought, spoke and called twice."""
+def reasoning_turn(session):
+    """A first turn with reasoning, content and two tool calls."""
     call = (
         *(SpecialToken.TOOL_CALL_OPEN, "get_weather", SpecialToken.ARG_KEY_OPEN, "city"),
         *(
@@ -181,7 +181,7 @@ def changed_call(reply, **changes):
 
 
 REWRITES = {
-    # how the reply comes back -> whether strict, loose take it for the same
+    # how the reply is sent back -> whether the strict and the loose matcher accept it
     "as it was": (lambda r: r, True, True),
     "keys in another order": (
         lambda r: changed_call(r, arguments={"days": 2, "city": "Oslo"}), False, True,
@@ -189,14 +189,14 @@ REWRITES = {
     "a whole number as a float": (
         lambda r: changed_call(r, arguments={"city": "Oslo", "days": 2.0}), False, True,
     ),
-    "thoughts left out": (lambda r: replace(r, reasoning=None), False, True),
-    "thoughts inside content": (
+    "reasoning left out": (lambda r: replace(r, reasoning=None), False, True),
+    "reasoning inside content": (
         lambda r: replace(r, reasoning=None, content=f"<think>{r.reasoning}</think>{r.content}"),
         True, True,
     ),
     "blanks around content": (lambda r: replace(r, content=f"  {r.content}\n"), False, True),
     "ids of calls renamed": (lambda r: changed_call(r, id="other"), False, True),
-    "other thoughts": (lambda r: replace(r, reasoning="Thought."), False, False),
+    "other reasoning": (lambda r: replace(r, reasoning="Thought."), False, False),
     "other content": (lambda r: replace(r, content="Looked."), False, False),
     "other arguments": (
         lambda r: changed_call(r, arguments={"city": "Oslo", "days": 3}), False, False,
@@ -207,19 +207,19 @@ REWRITES = {
 
 @pytest.mark.parametrize("matcher", [STRICT, LOOSE], ids=lambda m: m.name)
 @pytest.mark.parametrize("name", REWRITES)
-def test_what_counts_as_the_same_reply(name, matcher):
+def test_which_changes_of_a_reply_a_matcher_accepts(name, matcher):
     change, strict, loose = REWRITES[name]
     session = Session("s", renderer(), matcher)
-    reply = thoughtful(session)
+    reply = reasoning_turn(session)
     echo = change(reply)
     opening, *_ = say(session, [user(), echo, *results(echo)], ids_of("ok", SpecialToken.USER))
     same = strict if matcher is STRICT else loose
     assert (opening.fork_reason == "") == same
-    assert len(session.trajectories(**JUDGED)) == (1 if same else 2)
+    assert len(session.trajectories(**EXPORT_ARGS)) == (1 if same else 2)
     assert_each_token_trained_once(session)
 
 
-def test_a_reply_that_spells_the_markers_of_thoughts_is_found_again():
+def test_a_reply_that_contains_reasoning_markers_as_text_is_matched():
     session = Session("s", renderer())
     spelled = ids_of("<think>x</think>y", SpecialToken.USER)
     _, _, reply = say(session, [user()], spelled, thinking=SILENT)
@@ -227,7 +227,7 @@ def test_a_reply_that_spells_the_markers_of_thoughts_is_found_again():
     assert session.begin_turn([user(), reply, user()], tools=SPEC, thinking=SILENT).parent
 
 
-def test_no_arguments_and_an_empty_object_are_the_same():
+def test_missing_arguments_equal_an_empty_object():
     session = Session("s", renderer())
     ids = ids_of("x", SpecialToken.THINK_CLOSE, *CALL_OF_NOW, SpecialToken.OBSERVATION)
     _, _, reply = say(session, [user()], ids)
@@ -235,18 +235,18 @@ def test_no_arguments_and_an_empty_object_are_the_same():
     assert session.begin_turn([user(), echo, *results(echo)], tools=SPEC, thinking=PRESERVED).parent
 
 
-def test_a_matcher_of_ones_own():
+def test_a_custom_matcher():
     blind = PrefixMatcher("blind", lambda message: [message.role], "ignored")
     session = Session("s", renderer(), blind)
-    reply = thoughtful(session)
+    reply = reasoning_turn(session)
     echo = Message(role="assistant", content="quite different")
     opening = session.begin_turn([user(), echo, user()], tools=SPEC, thinking=PRESERVED)
     assert opening.parent is session.tree.nodes[0] and reply != echo
 
 
-def test_replies_that_some_dialects_tell_in_parts_are_one():
+def test_a_reply_split_into_several_messages_is_joined():
     session = Session("s", renderer())
-    reply = thoughtful(session)
+    reply = reasoning_turn(session)
     first, second = reply.tool_calls
     parts = [
         Message(role="assistant", content="Look.", reasoning="Think.", tool_calls=(first,)),
@@ -256,7 +256,7 @@ def test_replies_that_some_dialects_tell_in_parts_are_one():
     assert opening.parent is session.tree.nodes[0]
 
 
-def test_a_fork_keeps_all_that_still_holds():
+def test_a_fork_keeps_the_shared_prefix():
     session, messages = Session("s", renderer()), [user()]
     for word in ("one", "two", "three"):
         _, _, reply = say(
@@ -271,13 +271,13 @@ def test_a_fork_keeps_all_that_still_holds():
     assert "not two" in tokenizer().decode(opening.new_token_ids.tolist())
     text = tokenizer().decode(opening.prompt.tolist())
     assert text.count("<|user|>") == 4 and "<|user|><|user|>" not in text
-    straight, fork = session.trajectories(**JUDGED)
+    straight, fork = session.trajectories(**EXPORT_ARGS)
     assert [t.trained for t in straight.turns] == [True, True, True]
     assert [t.trained for t in fork.turns] == [False, True]
     assert_each_token_trained_once(session)
 
 
-def test_a_fork_after_a_thought_that_was_cut_short_closes_it_first():
+def test_a_fork_after_truncated_reasoning_closes_it_first():
     session = Session("s", renderer())
     _, _, reply = say(session, [user()], ids_of("hm hm"), finish="length")
     foreign = Message(role="assistant", content="by others")
@@ -287,30 +287,30 @@ def test_a_fork_after_a_thought_that_was_cut_short_closes_it_first():
     assert "by others" in tokenizer().decode(opening.new_token_ids.tolist())
 
 
-def test_asking_again_samples_a_sibling_from_the_same_prompt():
+def test_a_repeated_request_samples_a_sibling_from_the_same_prompt():
     session = Session("s", renderer())
     one, *_ = say(session, [user()], ids_of("one", SpecialToken.USER))
     other, *_ = say(session, [user()], ids_of("two", SpecialToken.USER))
     assert one.prompt == other.prompt
-    assert [len(t.turns) for t in session.trajectories(**JUDGED)] == [1, 1]
+    assert [len(t.turns) for t in session.trajectories(**EXPORT_ARGS)] == [1, 1]
     assert_each_token_trained_once(session)
 
 
-def test_other_tools_or_another_system_message_are_another_past():
+def test_other_tools_or_another_system_message_start_a_new_branch():
     for change in (
         {"tools": SPEC[:1]},
         {"messages": [Message(role="system", content="!"), user()]},
     ):
         session = Session("s", renderer())
         _, _, reply = say(session, [user()], ids_of("one", SpecialToken.USER))
-        said = change.get("messages", [user()])
+        history = change.get("messages", [user()])
         opening = session.begin_turn(
-            [*said, reply, user()], tools=change.get("tools", SPEC), thinking=PRESERVED
+            [*history, reply, user()], tools=change.get("tools", SPEC), thinking=PRESERVED
         )
         assert opening.parent is None and opening.fork_reason
 
 
-def test_where_the_template_forgets_thoughts_a_user_message_begins_anew():
+def test_a_template_that_drops_reasoning_starts_a_new_branch_at_a_user_message():
     session, forgets = Session("s", renderer()), ThinkingKwargs(clear_thinking=True)
     ids = ids_of("deep", SpecialToken.THINK_CLOSE, "so", SpecialToken.USER)
     _, _, reply = say(session, [user()], ids, thinking=forgets)
@@ -322,37 +322,37 @@ def test_where_the_template_forgets_thoughts_a_user_message_begins_anew():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_rewrites_train_each_sampled_token_exactly_once(seed):
-    """Branches, siblings, compaction: whatever a harness does to its past."""
-    chance, engine = Random(seed), Chancy(seed=seed)
-    session = Session("s", renderer(), chance.choice([LOOSE, STRICT]))
+    """Branches, siblings, compaction: whatever an agent does to its history."""
+    rng, engine = Random(seed), RandomEngine(seed=seed)
+    session = Session("s", renderer(), rng.choice([LOOSE, STRICT]))
 
     async def play():
         messages = [user()]
         for _ in range(8):
             opening = session.begin_turn(messages, tools=SPEC, thinking=PRESERVED)
-            ask = InferenceRequest(
+            request = InferenceRequest(
                 token_ids=opening.prompt, sampling_params=SamplingParams(), session_id="s"
             )
-            answer = await engine.generate(ask)
+            answer = await engine.generate(request)
             reading = DeltaParser(
                 tokenizer(), tools=SPEC, prompt=opening.prompt, stops=(), call_id="c{}".format
             )
             reading.feed(final_delta(answer))
             session.record(opening, answer.completion, reading.message)
-            messages = rewritten(chance, [*messages, reading.message, user(text(chance, WORDS))])
+            messages = rewritten(rng, [*messages, reading.message, user(text(rng, WORDS))])
 
     asyncio.run(play())
     assert_each_token_trained_once(session)
     sent = {entry.prompt + entry.completion.token_ids for entry in engine.log}
-    for found in session.trajectories(**JUDGED):
+    for found in session.trajectories(**EXPORT_ARGS):
         assert found.token_ids in sent, "a branch is exactly what the engine had before it"
     assert session.tree.num_sampled_tokens == sum(len(e.completion.token_ids) for e in engine.log)
 
 
-def test_what_was_said_comes_back_from_a_record_whatever_its_numbers():
+def test_messages_are_restored_from_the_record_with_any_numbers():
     session, number = Session("s", renderer()), 10**30
     call = ToolCall(id="1", name="now", arguments={"at": number, "b": [0.1, None, "\u00e9"]})
-    said = Message(role="assistant", content="", reasoning="Hm.", tool_calls=(call,))
+    reply = Message(role="assistant", content="", reasoning="Hm.", tool_calls=(call,))
     opening = session.begin_turn([user()], tools=SPEC, thinking=PRESERVED)
-    node = session.record(opening, completion(ids_of("x")), said)
-    assert node.messages() == ((user(),), said)
+    node = session.record(opening, completion(ids_of("x")), reply)
+    assert node.messages() == ((user(),), reply)

@@ -1,4 +1,4 @@
-"""Each a way out that must not be one, and after each the machine is as it was."""
+"""Escape attempts that must fail; after each, the machine is unchanged."""
 
 import os
 import secrets
@@ -11,7 +11,7 @@ import pytest
 
 from paddock.sandbox import ResourceLimits, cgroups
 from paddock.sandbox.filesystem import unpack
-from tests.sandbox.boxes import (
+from tests.sandbox.sandboxes import (
     BOTH,
     LATER,
     MIB,
@@ -19,7 +19,7 @@ from tests.sandbox.boxes import (
     eventually,
     execute,
     groups,
-    in_box,
+    in_sandbox,
     machine,
     running,
 )
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _the_machine_stays_as_it_was():
+def _the_machine_is_unchanged():
     before = machine()
     yield
     assert machine() == before
@@ -36,7 +36,7 @@ def _the_machine_stays_as_it_was():
 
 @pytest.fixture
 def secret():
-    """A file of ours that everybody may read, in a folder that everybody may write."""
+    """A world-readable file in a world-writable folder."""
     path = Path("/var/tmp", f"secret-{secrets.token_hex(8)}")
     path.write_text("the hidden tests")
     path.chmod(0o666)
@@ -57,7 +57,7 @@ def test_files_outside_cannot_be_read(backend, secret):
 
 
 @both
-def test_passwords_of_the_machine_are_not_there(backend):
+def test_password_files_of_the_machine_are_not_visible(backend):
     done = execute("cat /etc/shadow /etc/ssh/* /etc/sudoers /etc/pip.conf", backend=backend)
     kept = [line for line in done.stdout.splitlines() if ":*:" not in line]
     assert kept == []
@@ -78,7 +78,7 @@ def test_files_outside_cannot_be_written(backend, secret):
 def test_a_writable_root_is_a_copy():
     command = "rm /usr/bin/true; echo x > /usr/bin/yes; touch /etc/mine; ls /usr/bin/true"
     done = execute(command, writable_root=True)
-    assert done.code == 2  # it is gone inside
+    assert done.code == 2  # it does not exist inside
     assert Path("/usr/bin/true").exists()
     assert Path("/usr/bin/yes").stat().st_size > 100
     assert not Path("/etc/mine").exists()
@@ -102,7 +102,7 @@ for host, port in (("127.0.0.1", {port}), ("192.0.2.1", 80), ("1.1.1.1", 53)):
         async def work(box):
             return await box.exec([*box.python, "-c", code])
 
-        done = in_box(work, backend=backend)
+        done = in_sandbox(work, backend=backend)
         with pytest.raises(TimeoutError):
             server.accept()
     assert done.code == 0
@@ -110,13 +110,13 @@ for host, port in (("127.0.0.1", {port}), ("192.0.2.1", 80), ("1.1.1.1", 53)):
 
 
 @both
-def test_a_server_inside_is_reached_from_inside(backend):
+def test_a_server_inside_is_reachable_from_inside(backend):
     code = "import socket; s=socket.create_server(('127.0.0.1', 80)); print('serving')"
 
     async def work(box):
         return await box.exec([*box.python, "-c", code])
 
-    assert in_box(work, backend=backend).stdout == "serving\n"
+    assert in_sandbox(work, backend=backend).stdout == "serving\n"
 
 
 @both
@@ -143,7 +143,7 @@ print(made)
         assert eventually(lambda: not running(mark))
         return done, await box.exec("echo alive")
 
-    done, after = in_box(work, backend=backend)
+    done, after = in_sandbox(work, backend=backend)
     assert 0 < int(done.stdout) < SMALL.max_processes
     assert after.stdout == "alive\n"
     assert running(mark) == []
@@ -157,7 +157,7 @@ def test_a_memory_bomb_is_killed(backend):
         done = await box.exec([*box.python, "-c", code], timeout_s=30)
         return done, await box.exec("echo alive")
 
-    done, after = in_box(work, backend=backend)
+    done, after = in_sandbox(work, backend=backend)
     assert not done.ok
     assert not done.timed_out
     assert done.out_of_memory
@@ -165,7 +165,7 @@ def test_a_memory_bomb_is_killed(backend):
 
 
 @both
-def test_the_disk_is_as_large_as_said(backend):
+def test_the_disk_limit_holds(backend):
     limits = ResourceLimits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, max_file_bytes=64 * MIB)
     done = execute("head -c 40M /dev/zero > full; stat -c %s full", backend=backend, limits=limits)
     assert "No space left" in done.stderr
@@ -173,7 +173,7 @@ def test_the_disk_is_as_large_as_said(backend):
 
 
 @pytest.mark.parametrize("backend", LATER)
-def test_no_place_that_can_be_written_is_without_a_limit(backend):
+def test_every_writable_path_has_a_limit(backend):
     limits = ResourceLimits(memory_bytes=160 * MIB, disk_bytes=16 * MIB, max_file_bytes=512 * MIB)
 
     written = execute(
@@ -184,13 +184,13 @@ def test_no_place_that_can_be_written_is_without_a_limit(backend):
     )
     places = {os.path.dirname(path + "/") for path in written.stdout.split()}
     assert len(places) >= 4
-    # A sandbox each: one filled to its limit of memory has no room for the next command.
+    # One sandbox each: a sandbox at its memory limit cannot run the next command.
     for place in places:
         done = execute(f"head -c 256M /dev/zero > {place}/full", backend=backend, limits=limits)
         assert not done.ok, place
 
 
-def test_a_copied_system_is_limited_too():
+def test_a_copied_root_has_a_limit_too():
     limits = ResourceLimits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, max_file_bytes=64 * MIB)
     command = "for p in / /usr /tmp /root /dev/shm; do head -c 40M /dev/zero > $p/full; done"
     done = execute(command, limits=limits, writable_root=True)
@@ -198,7 +198,7 @@ def test_a_copied_system_is_limited_too():
 
 
 @pytest.mark.parametrize("backend", BOTH[1:])
-def test_a_container_that_writes_its_layer_full_is_ended(backend):
+def test_a_container_that_exceeds_its_layer_limit_is_killed(backend):
     limits = ResourceLimits(disk_bytes=16 * MIB, max_file_bytes=512 * MIB)
 
     async def work(box):
@@ -206,17 +206,17 @@ def test_a_container_that_writes_its_layer_full_is_ended(backend):
             await box.exec(f"head -c 24M /dev/zero > full{i}; sleep 1")
 
     with pytest.raises(ValueError, match="16777216 bytes were written"):
-        in_box(work, backend=backend, limits=limits, writable_root=True)
+        in_sandbox(work, backend=backend, limits=limits, writable_root=True)
 
 
 @both
-def test_a_file_is_as_large_as_said(backend):
+def test_the_file_size_limit_holds(backend):
     done = execute("head -c 12M /dev/zero > big; stat -c %s big", backend=backend)
     assert int(done.stdout) == SMALL.max_file_bytes
 
 
 @both
-def test_endless_output_is_cut_and_memory_is_not_filled(backend):
+def test_endless_output_is_truncated_in_bounded_memory(backend):
     done = execute("yes", backend=backend, timeout_s=3.0)
     assert done.timed_out
     assert done.stdout_cut
@@ -227,7 +227,7 @@ def test_endless_output_is_cut_and_memory_is_not_filled(backend):
 
 
 @both
-def test_output_without_end_or_line_is_cut_on_both_streams(backend):
+def test_endless_output_without_newlines_is_truncated_on_both_streams(backend):
     done = execute("head -c 1M /dev/zero | tr '\\0' x; echo end; echo e >&2", backend=backend)
     assert done.ok
     assert done.stdout_cut
@@ -236,7 +236,7 @@ def test_output_without_end_or_line_is_cut_on_both_streams(backend):
 
 
 @both
-def test_what_runs_in_the_background_ends_with_the_sandbox(backend):
+def test_background_processes_end_with_the_sandbox(backend):
     mark = f"left{secrets.token_hex(4)}"
     command = f"""bash -c 'exec -a {mark} sleep 600' & disown
         setsid nohup bash -c 'exec -a {mark} sleep 600' >/dev/null 2>&1 &
@@ -244,35 +244,35 @@ def test_what_runs_in_the_background_ends_with_the_sandbox(backend):
 
     async def work(box):
         done = await box.exec(command)
-        assert done.stdout == "started\n"  # the command does not wait for them
+        assert done.stdout == "started\n"  # the command does not wait for background processes
         assert eventually(lambda: len(running(mark)) == 2)
 
-    in_box(work, backend=backend)
-    # An engine says that it is done a moment before.
+    in_sandbox(work, backend=backend)
+    # An engine returns a moment before its processes are gone.
     assert running(mark) == [] if backend == "bwrap" else eventually(lambda: not running(mark))
 
 
 @both
-def test_killing_the_first_process_or_everything_does_nothing_outside(backend):
+def test_killing_pid_1_or_all_processes_has_no_effect_outside(backend):
     async def work(box):
         await box.exec("kill -9 1; kill -TERM 1; kill -INT 1; kill -9 $PPID; true")
         await box.exec("kill -9 -1; true")
         return await box.exec("echo alive; ls /proc | grep -c '^[0-9]'")
 
-    alive, count = in_box(work, backend=backend).stdout.split()
+    alive, count = in_sandbox(work, backend=backend).stdout.split()
     assert alive == "alive"
-    assert int(count) < 12  # it sees its own processes only
+    assert int(count) < 12  # it sees only its own processes
 
 
 @pytest.mark.parametrize("backend", BOTH[:1])
-def test_the_first_process_cannot_be_looked_into(backend):
+def test_pid_1_cannot_be_inspected(backend):
     done = execute("cat /proc/1/environ; head -c 1 /proc/1/mem; readlink /proc/1/exe /proc/1/fd/*")
     assert done.stdout == ""
     assert done.code != 0
 
 
 @both
-def test_a_link_out_of_the_workspace_leads_nowhere(backend, secret, tmp_path):
+def test_a_symlink_out_of_the_workspace_is_not_followed(backend, secret, tmp_path):
     async def work(box):
         await box.exec(f"mkdir d; ln -s {secret} d/file; ln -s / d/root; echo mine > d/own")
         await box.exec("ln -s ../../../../../etc d/up; mkfifo d/pipe")
@@ -280,23 +280,23 @@ def test_a_link_out_of_the_workspace_leads_nowhere(backend, secret, tmp_path):
             await box.read("d/file")
         await box.get("d", tmp_path / "out")
 
-    in_box(work, backend=backend)
+    in_sandbox(work, backend=backend)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"own"}
     assert secret.read_text() == "the hidden tests"
 
 
 @both
-def test_putting_through_a_link_stays_inside(backend, secret):
+def test_writing_through_a_symlink_stays_inside(backend, secret):
     async def work(box):
         await box.exec(f"ln -s {secret.parent} out")
         await box.put(b"overwritten", f"out/{secret.name}")
 
-    in_box(work, backend=backend)
+    in_sandbox(work, backend=backend)
     assert secret.read_text() == "the hidden tests"
 
 
 @both
-def test_an_archive_that_was_forged_is_not_trusted(backend, tmp_path):
+def test_a_forged_archive_is_rejected(backend, tmp_path):
     forge = """
 import io, sys, tarfile
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
@@ -312,12 +312,12 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         captured = await box.capture(["/opt/tar"], max_bytes=MIB)
         return captured.stdout
 
-    unpack(in_box(work, backend=backend), "d", tmp_path / "out", MIB)
+    unpack(in_sandbox(work, backend=backend), "d", tmp_path / "out", MIB)
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "fine"]
 
 
 @both
-def test_setuid_gives_nothing(backend):
+def test_setuid_gives_no_privileges(backend):
     command = """cp /usr/bin/id /tmp/id; chmod 4755 /tmp/id
         su -s /bin/sh nobody -c /tmp/id 2>/dev/null || true
         grep -c NoNewPrivs:.1 /proc/self/status; mknod /tmp/disk b 8 0 && echo DEVICE
@@ -330,7 +330,7 @@ def test_setuid_gives_nothing(backend):
 
 
 @pytest.mark.parametrize("backend", BOTH[:1])
-def test_root_inside_is_nobody_outside(backend):
+def test_root_inside_is_unprivileged_outside(backend):
     mark = f"owner{secrets.token_hex(4)}"
 
     async def work(box):
@@ -341,14 +341,14 @@ def test_root_inside_is_nobody_outside(backend):
         await sleeper.kill()
         return owner, (await box.exec("id -u")).stdout
 
-    owner, inside = in_box(work, backend=backend)
+    owner, inside = in_sandbox(work, backend=backend)
     assert inside == "0\n"
     assert owner != 0
     assert owner == os.getuid() or owner >= 0x7000_0000
 
 
 @both
-def test_no_further_namespaces_can_be_made(backend):
+def test_no_further_namespaces_can_be_created(backend):
     command = "unshare -Ur true; unshare -n true; mount -o remount,rw /usr; umount /proc"
     done = execute(command, backend=backend)
     assert done.code != 0
@@ -371,8 +371,8 @@ asyncio.run(begin())
 
 
 @both
-def test_a_sandbox_dies_with_whoever_made_it(backend):
-    """Even if that is killed without a chance to clean up."""
+def test_a_sandbox_ends_with_its_creator(backend):
+    """Even if the creator is killed and cannot clean up."""
     mark = f"orphan{secrets.token_hex(4)}"
     maker = subprocess.Popen(
         [sys.executable, "-c", ORPHAN, backend, mark], stdout=subprocess.PIPE, cwd=ROOT
@@ -383,7 +383,7 @@ def test_a_sandbox_dies_with_whoever_made_it(backend):
         maker.kill()
     assert eventually(lambda: not running(mark))
 
-    def swept():  # what the next process does first
+    def swept():  # cleanup at the start of the next process
         for parent in cgroups.find_cgroup_parents():
             cgroups._remove_stale(parent.folder)
         return groups(maker.pid) == []

@@ -1,4 +1,4 @@
-"""What the kernel refuses inside, what still works, and what a task may ask for."""
+"""Seccomp filter: denied calls, programs that must work, calls a task may request."""
 
 import json
 from pathlib import Path
@@ -7,20 +7,20 @@ import pytest
 
 from benchmarks.attack_sandbox import CALLS, PROBE, REFUSED
 from paddock.sandbox import ResourceLimits, seccomp
-from tests.sandbox.boxes import BOTH, BWRAP, in_box
+from tests.sandbox.sandboxes import BOTH, BWRAP, in_sandbox
 
 both = pytest.mark.parametrize("backend", BOTH)
 DEFAULT = Path("/usr/share/containers/seccomp.json")
 ROOMY = ResourceLimits(memory_bytes=256 << 20, disk_bytes=64 << 20, max_processes=64)
 
 
-def probe(backend, attempts, **settings):
+def probe(backend, probes, **settings):
     async def work(box):
-        done = await box.exec([*box.python, "-c", PROBE, json.dumps(attempts)])
+        done = await box.exec([*box.python, "-c", PROBE, json.dumps(probes)])
         assert done.ok, done
         return json.loads(done.stdout)
 
-    return in_box(work, backend=backend, **settings)
+    return in_sandbox(work, backend=backend, **settings)
 
 
 x86 = pytest.mark.skipif(seccomp.platform.machine() != "x86_64", reason="numbers of x86_64")
@@ -28,9 +28,9 @@ x86 = pytest.mark.skipif(seccomp.platform.machine() != "x86_64", reason="numbers
 
 @x86
 @both
-def test_the_kernel_refuses_what_nobody_needs_inside(backend):
+def test_dangerous_system_calls_are_denied(backend):
     found = probe(backend, CALLS)
-    assert {name: said for name, said in found.items() if said not in REFUSED} == {}
+    assert {name: expected for name, expected in found.items() if expected not in REFUSED} == {}
     assert found["clone3"] == found["io_uring"] == found["a call newer than known"] == "ENOSYS"
 
 
@@ -44,7 +44,7 @@ ALLOWED = {
 
 @x86
 @both
-def test_a_task_gets_what_it_names_and_no_more(backend):
+def test_a_task_gets_only_the_calls_it_requests(backend):
     found = probe(
         backend, [*ALLOWED.values(), ("unshare user", 272, 0x10000000)], allow_syscalls=(*ALLOWED,)
     )
@@ -82,29 +82,29 @@ def test_compilers_git_threads_and_servers_work(backend):
     async def work(box):
         return await box.exec(WORKS, env={"PYTHON": box.python[0]})
 
-    done = in_box(work, backend=backend, limits=ROOMY)
-    said = ["compiled", "first", "thread", "child", "[1, 2]", "pair", "127.0.0.1", "True"]
-    assert done.stdout.splitlines() == said, done.stderr
+    done = in_sandbox(work, backend=backend, limits=ROOMY)
+    expected = ["compiled", "first", "thread", "child", "[1, 2]", "pair", "127.0.0.1", "True"]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 @pytest.mark.parametrize("backend", BWRAP)
-def test_a_debugger_works_where_a_task_names_it(backend):
+def test_a_debugger_works_if_the_task_requests_it(backend):
     async def work(box):
         return await box.exec("command -v gdb && gdb -batch -ex run -ex bt --args true")
 
-    done = in_box(work, allow_syscalls=("ptrace",), limits=ROOMY)
+    done = in_sandbox(work, allow_syscalls=("ptrace",), limits=ROOMY)
     if not done.stdout:
         pytest.skip("no gdb here")
     assert "exited normally" in done.stdout
 
 
 @pytest.mark.parametrize("backend", BWRAP)
-def test_sandboxes_inside_need_namespaces_and_get_them_by_name(backend):
+def test_nested_sandboxes_work_if_the_task_requests_namespaces(backend):
     async def work(box):
         return (await box.exec("unshare -Ur id -u")).stdout
 
-    assert in_box(work) == ""
-    assert in_box(work, allow_syscalls=("namespaces",)) == "0\n"
+    assert in_sandbox(work) == ""
+    assert in_sandbox(work, allow_syscalls=("namespaces",)) == "0\n"
 
 
 @pytest.mark.skipif(not DEFAULT.exists(), reason="no default profile to compare with")
@@ -120,15 +120,15 @@ def test_a_container_is_denied_at_least_what_its_engine_denies():
     assert ours <= allowed
 
 
-def test_both_forms_deny_the_same():
-    """What the list of denied calls names, the list of allowed ones does not."""
+def test_deny_list_and_allow_list_agree():
+    """No call of the deny list is in the allow list."""
     allowed = set(seccomp.ALLOWED.split())
     for column in (0, 1):
         for table in (*seccomp.GROUPS.values(), seccomp.NEVER):
             assert not {name for name, _ in seccomp._calls(table, column)} & allowed
 
 
-def test_an_unknown_machine_is_refused_by_name():
+def test_an_unknown_architecture_is_rejected_by_name():
     with pytest.raises(ValueError, match="riscv64"):
         seccomp.bpf_program((), "riscv64")
     assert seccomp.bpf_program(("everything",), "riscv64") == b""

@@ -1,14 +1,14 @@
 import pytest
 
 from paddock.sandbox import PythonSession, ShellSession
-from tests.sandbox.boxes import BOTH, BWRAP, SMALL, in_box
+from tests.sandbox.sandboxes import BOTH, BWRAP, SMALL, in_sandbox
 
 both = pytest.mark.parametrize("backend", BOTH)
 only_bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 
 @both
-def test_python_stays(backend):
+def test_a_python_session_keeps_its_state(backend):
     async def work(box):
         session = PythonSession(box)
         pieces = [
@@ -19,7 +19,7 @@ def test_python_stays(backend):
         ]
         return [await session.run(piece, 10) for piece in pieces]
 
-    value, error, child, syntax = in_box(work, backend=backend)
+    value, error, child, syntax = in_sandbox(work, backend=backend)
     assert (value.output, value.error) == ("21\n", "")
     assert error.output == "20\n"
     assert error.error.endswith("ZeroDivisionError: division by zero\n")
@@ -29,7 +29,7 @@ def test_python_stays(backend):
 
 
 @both
-def test_a_long_error_is_cut_and_ends_no_interpreter(backend):
+def test_a_long_error_is_truncated_and_the_interpreter_survives(backend):
     async def work(box):
         session = PythonSession(box)
         pieces = [
@@ -40,7 +40,7 @@ def test_a_long_error_is_cut_and_ends_no_interpreter(backend):
         ]
         return [await session.run(piece, 10) for piece in pieces]
 
-    _, long, odd, after = in_box(work, backend=backend)
+    _, long, odd, after = in_sandbox(work, backend=backend)
     assert long.error.startswith("Traceback")
     assert "\n... cut ...\n" in long.error
     assert odd.error.endswith("ValueError: \\ud800\n")
@@ -48,7 +48,7 @@ def test_a_long_error_is_cut_and_ends_no_interpreter(backend):
 
 
 @only_bwrap
-def test_python_that_hangs_ends_or_floods_is_told(backend):
+def test_python_that_hangs_exits_or_floods_is_reported(backend):
     async def work(box):
         session = PythonSession(box)
         await session.run("x = 1", 10)
@@ -58,7 +58,7 @@ def test_python_that_hangs_ends_or_floods_is_told(backend):
         flood = await session.run("print('y' * 10**6)", 10)
         return late, gone, ended, flood, await session.run("1 + 1", 10)
 
-    late, gone, ended, flood, after = in_box(work)
+    late, gone, ended, flood, after = in_sandbox(work)
     assert late.timed_out
     assert late.restarted
     assert late.output == "so far\n"
@@ -70,22 +70,22 @@ def test_python_that_hangs_ends_or_floods_is_told(backend):
 
 
 @both
-def test_a_shell_stays(backend):
+def test_a_shell_session_keeps_its_state(backend):
     async def work(box):
         shell = ShellSession(box)
         commands = ["cd /tmp; A=1", "pwd; echo $A; ls /nowhere", "cat; echo read", "echo 'open"]
         return [await shell.run(command, 10) for command in commands]
 
-    moved, kept, blind, broken = in_box(work, backend=backend)
+    moved, kept, blind, broken = in_sandbox(work, backend=backend)
     assert (moved.cwd, moved.code) == ("/tmp", 0)
     assert kept.output.startswith("/tmp\n1\nls: ")
     assert kept.code == 2
-    assert blind.output == "read\n"  # nothing of the session is read by what runs in it
+    assert blind.output == "read\n"  # a command cannot read the input of the session
     assert broken.code == 2
 
 
 @both
-def test_a_shell_outlives_what_runs_too_long_and_keeps_its_jobs(backend):
+def test_a_shell_survives_a_timeout_and_keeps_its_jobs(backend):
     async def work(box):
         shell = ShellSession(box)
         await shell.run("A=1; sleep 555 & true", 10)
@@ -94,10 +94,10 @@ def test_a_shell_outlives_what_runs_too_long_and_keeps_its_jobs(backend):
         ended = await shell.run("exit 9", 10)
         return late, after, ended, await shell.run("echo $A.", 10)
 
-    late, after, ended, fresh = in_box(work, backend=backend)
+    late, after, ended, fresh = in_sandbox(work, backend=backend)
     assert late.timed_out
     assert not late.ended
-    if backend == "bwrap":  # an engine does not tell which child is whose
+    if backend == "bwrap":  # a container engine does not tell which child belongs to which session
         assert after.output == "1\n1\n"
     assert ended.ended
     assert ended.code == 9

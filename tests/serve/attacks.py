@@ -15,13 +15,13 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Attack:
-    """Bytes that a client sends, then reads the answer of; or leaves in the middle."""
+    """Bytes that a client sends; it then reads the response or disconnects."""
 
     name: str
     sent: bytes
-    answered: bool = True  # an answer is due; else the connection may be closed without one
-    leaves: bool = False  # the client hangs up without reading
-    refused: bool = False  # it must not be done
+    answered: bool = True  # a response is required; otherwise the connection may just be closed
+    leaves: bool = False  # the client disconnects without reading
+    refused: bool = False  # it must be rejected
 
 
 def http(method: str, path: str, body: bytes = b"", headers: str = "Host: 127.0.0.1") -> bytes:
@@ -74,7 +74,7 @@ WRONG = (None, True, -1, 0, 10**30, 1.5, -1e308, "", "\x00\n", "\ud83d", [], [No
 
 
 def wrong_types() -> Iterator[Attack]:
-    """Every field of every body with a value of every other kind."""
+    """Every field of every body with a value of every other type."""
     for path, (good, names) in FIELDS.items():
         for name in names:
             for value in WRONG:
@@ -196,7 +196,7 @@ def bytes_on_the_wire() -> Iterator[Attack]:
         yield Attack(name, sent, answered=False, leaves=name == "a websocket")
 
 
-def leaving() -> Iterator[Attack]:
+def disconnecting() -> Iterator[Attack]:
     long = {"messages": USER, "max_tokens": 200, "ignore_eos": True}
     for name, body in {
         "a stream": long | {"stream": True},
@@ -227,32 +227,32 @@ def dash_attacks() -> Iterator[Attack]:
 
 
 def serve_attacks() -> Iterator[Attack]:
-    for kind in (bodies, sampling, addresses, bytes_on_the_wire, leaving, wrong_types):
+    for kind in (bodies, sampling, addresses, bytes_on_the_wire, disconnecting, wrong_types):
         yield from kind()
 
 
 def complaint(url: str, attack: Attack) -> str:
-    """What is wrong with how a server takes an attack; empty if nothing is."""
+    """What is wrong with the server's reaction to an attack; empty if nothing."""
     place = urlsplit(url)
     address = (place.hostname or "", place.port or 0)
-    heard = b""
+    received = b""
     try:
         with socket.create_connection(address, timeout=PATIENCE_S) as sock:
             sock.sendall(attack.sent)
             if attack.leaves:
                 return ""
             while piece := sock.recv(1 << 20):
-                heard += piece
-                if len(heard) > 8 << 20:
+                received += piece
+                if len(received) > 8 << 20:
                     return "more than 8 MB of answer"
     except TimeoutError:
-        return f"no end within {PATIENCE_S:g} s, after {heard[:80]!r}"
+        return f"no end within {PATIENCE_S:g} s, after {received[:80]!r}"
     except ConnectionError:
-        if attack.answered and not heard:
+        if attack.answered and not received:
             return "the connection was cut without an answer"
-    status = heard[9:12]
-    if attack.answered and not heard:
+    status = received[9:12]
+    if attack.answered and not received:
         return "no answer"
     if status.startswith(b"5") or (attack.refused and not status.startswith(b"4")):
-        return f"status {status.decode()}: {heard[-200:]!r}"
-    return next((f"leaks {leak!r}" for leak in LEAKS if leak in heard), "")
+        return f"status {status.decode()}: {received[-200:]!r}"
+    return next((f"leaks {leak!r}" for leak in LEAKS if leak in received), "")

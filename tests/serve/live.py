@@ -1,4 +1,4 @@
-"""A real server on a free port of this machine, in a thread of the test."""
+"""A real server on a free local port, in a thread of the test."""
 
 import asyncio
 import socket
@@ -27,7 +27,9 @@ class Live:
     tokenizer: Tokenizer
     renderer: Renderer
     service: Any
-    loops: list[asyncio.AbstractEventLoop]  # of the server's thread, once it has been asked
+    loops: list[
+        asyncio.AbstractEventLoop
+    ]  # event loop of the server thread, after its first request
     http: httpx.Client
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
@@ -37,12 +39,12 @@ class Live:
         return self.http.get(path, **more)
 
     def settle(self) -> None:
-        """Until nothing is being answered."""
+        """Wait until no request is running."""
         busy = lambda e: e.stats().running + e.stats().waiting  # noqa: E731
         until(lambda: not self.service.live and not any(map(busy, self.engines)))
 
     def audit(self) -> list[str]:
-        """What is left over that should not be, once nothing is being answered."""
+        """Leftover resources once no request is running; should be empty."""
         self.settle()
         left = [line for engine in self.engines for line in engine.audit()]
         left += [f"session {name}" for name in self.service.sessions]
@@ -50,7 +52,7 @@ class Live:
         return left
 
     def tasks(self) -> list[str]:
-        """What the server's event loop still works on, connections and itself aside."""
+        """Tasks of the server's event loop, except those of uvicorn."""
 
         async def ours() -> list[str]:
             every = (task.get_coro().__qualname__ for task in asyncio.all_tasks())
@@ -78,10 +80,10 @@ def serving(
     )
     engines = [Engine(load_pretrained(folder), tokenizer, chosen) for _ in range(replicas)]
     names = {"served_model_name": "tiny", "served_model_aliases": ("m", "glm-5[1m]")}
-    said = names | {"model_path": str(folder)} | settings
-    ways = [weights(each) for each in engines] if weights else []
-    shown = ServeSettings(**said)
-    app = build_app(engines, tokenizer, renderer, shown, keys=keys, weights=ways)
+    values = names | {"model_path": str(folder)} | settings
+    updaters = [weights(each) for each in engines] if weights else []
+    serve_settings = ServeSettings(**values)
+    app = build_app(engines, tokenizer, renderer, serve_settings, keys=keys, weights=updaters)
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def watched(scope: Any, receive: Any, send: Any) -> None:

@@ -3,7 +3,7 @@
 import anthropic
 import pytest
 
-from tests.serve.school import CONTEXT, WEATHER
+from tests.serve.memorized_model import CONTEXT, WEATHER
 
 TOOLS = [{"name": WEATHER.name, "description": "Weather", "input_schema": dict(WEATHER.parameters)}]
 HELLO = [{"role": "user", "content": "Say hello."}]
@@ -34,7 +34,7 @@ def test_thinking_can_be_disabled_and_bounded(client):
     assert few.content[0].thinking == "A"
 
 
-def test_a_stream_of_thought_text_and_call(client):
+def test_a_stream_of_reasoning_text_and_call(client):
     with client.messages.stream(**GREEDY, messages=OSLO, tools=TOOLS) as stream:
         kinds = [event.type for event in stream]
         done = stream.get_final_message()
@@ -50,7 +50,7 @@ def test_a_stream_of_thought_text_and_call(client):
     assert done.usage.input_tokens + done.usage.cache_read_input_tokens == total
 
 
-def test_a_tool_result_goes_round(client):
+def test_a_tool_result_round_trip(client):
     first = client.messages.create(**GREEDY, messages=OSLO, tools=TOOLS)
     call = first.content[-1]
     past = [
@@ -66,12 +66,12 @@ def test_a_tool_result_goes_round(client):
         **GREEDY, messages=[*past, {"role": "user", "content": [result]}], tools=TOOLS
     )
     assert second.content[-1].text == "12 C in Oslo."
-    # The thoughts came back, so the prompt goes on where the first reply ended.
+    # The reasoning was sent back, so the prompt extends the first reply.
     assert second.usage.cache_read_input_tokens >= 80
 
 
-def test_thoughts_are_signed(client):
-    """litellm leaves out of the next request what has an empty signature."""
+def test_thinking_blocks_are_signed(client):
+    """litellm drops thinking blocks with an empty signature from the next request."""
     whole = client.messages.create(**GREEDY, messages=HELLO)
     with client.messages.stream(**GREEDY, messages=HELLO) as stream:
         streamed = stream.get_final_message()
@@ -81,11 +81,11 @@ def test_thoughts_are_signed(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_tool_runner_keeps_its_conversation(client, stream):
-    """It would leave it to the server, and sends it whole once told that we keep none."""
-    asked = []
+    """It sends the whole history once it knows that the server stores none."""
+    calls = []
 
     def get_weather(city, days):
-        asked.append((city, days))
+        calls.append((city, days))
         return '{"t": 12}'
 
     tool = anthropic.beta_tool(
@@ -93,10 +93,10 @@ def test_the_tool_runner_keeps_its_conversation(client, stream):
     )
     runner = client.beta.messages.tool_runner(**GREEDY, messages=OSLO, tools=[tool], stream=stream)
     done = runner.until_done()
-    assert (asked, done.content[-1].text) == ([("Oslo", 2)], "12 C in Oslo.")
+    assert (calls, done.content[-1].text) == ([("Oslo", 2)], "12 C in Oslo.")
 
 
-def test_a_thread_is_refused_in_words_its_client_knows(client):
+def test_a_container_request_is_rejected_with_an_error_its_client_understands(client):
     with pytest.raises(
         anthropic.BadRequestError, match="thread: this server stores no threads"
     ) as found:
@@ -110,16 +110,16 @@ def test_a_thread_is_refused_in_words_its_client_knows(client):
     "tools", [None, TOOLS, [*TOOLS, {"type": "web_search_20250305", "name": "web_search"}]]
 )
 @pytest.mark.parametrize("system", [None, "Be brief.", [{"type": "text", "text": "Be brief."}]])
-def test_counted_tokens_are_those_that_are_used(client, tools, system):
-    said = {"messages": OSLO}
-    said |= {"tools": tools} if tools else {}
-    said |= {"system": system} if system else {}
-    counted = client.messages.count_tokens(model="m", **said).input_tokens
-    used = client.messages.create(**(GREEDY | {"max_tokens": 1}), **said).usage
+def test_counted_tokens_equal_the_usage(client, tools, system):
+    params = {"messages": OSLO}
+    params |= {"tools": tools} if tools else {}
+    params |= {"system": system} if system else {}
+    counted = client.messages.count_tokens(model="m", **params).input_tokens
+    used = client.messages.create(**(GREEDY | {"max_tokens": 1}), **params).usage
     assert counted == used.input_tokens + used.cache_read_input_tokens
 
 
-def test_a_billing_line_does_not_reach_the_prompt(client):
+def test_the_billing_header_is_removed_from_the_prompt(client):
     def count(system):
         return client.messages.count_tokens(model="m", messages=HELLO, system=system).input_tokens
 
@@ -141,7 +141,7 @@ def test_a_call_can_be_required(client, choice):
     assert [block.type for block in done.content] == ["thinking", "tool_use"]
 
 
-def test_a_long_reply_is_cut_to_the_context_and_a_long_prompt_refused(client):
+def test_max_tokens_is_cut_to_the_context_and_a_long_prompt_rejected(client):
     done = client.messages.create(**(GREEDY | {"max_tokens": 20_000}), messages=HELLO)
     assert done.stop_reason == "end_turn"
     with pytest.raises(anthropic.BadRequestError, match=rf"tokens > {CONTEXT - 1} maximum"):
@@ -161,9 +161,9 @@ def test_a_long_reply_is_cut_to_the_context_and_a_long_prompt_refused(client):
         {"system": [{"type": "image"}]},
     ],
 )
-def test_errors_have_the_shape_of_the_dialect(live, wrong):
+def test_errors_have_the_shape_of_the_api(live, wrong):
     body = {"max_tokens": 3, "messages": HELLO} | wrong
     found = live.post("/v1/messages", body)
     assert found.status_code == 400
-    said = found.json()
-    assert (said["type"], said["error"]["type"]) == ("error", "invalid_request_error")
+    params = found.json()
+    assert (params["type"], params["error"]["type"]) == ("error", "invalid_request_error")

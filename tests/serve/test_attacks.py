@@ -7,7 +7,7 @@ from tests.serve import attacks
 
 @pytest.mark.parametrize(
     ("kind", "every"),
-    [("bodies", 6), ("addresses", 1), ("leaving", 1), ("wrong_types", 37)],
+    [("bodies", 6), ("addresses", 1), ("disconnecting", 1), ("wrong_types", 37)],
 )
 def test_a_server_survives(live, kind, every):
     chosen = list(getattr(attacks, kind)())[::every]

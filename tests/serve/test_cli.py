@@ -1,4 +1,4 @@
-"""`paddock serve` and `paddock chat`, as a person starts them."""
+"""`paddock serve` and `paddock chat` as commands."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S
 ROOT = Path(__file__).parents[2]
 
 
-def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
+def test_serve_prints_its_settings_answers_and_stops_cleanly(folder, tmp_path):
     command = [sys.executable, "-m", "paddock.cli", "serve", str(folder), "--port", "0"]
     command += ["--dp-size", "2", "--context-length", "256"]
     command += ["--kv-cache-memory", "4MB", "--served-model-name", "pony"]
@@ -31,17 +31,17 @@ def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
         )
         try:
-            said = []
+            output_lines = []
             for line in process.stdout:
-                said.append(line)
+                output_lines.append(line)
                 if line.startswith("ready"):
                     break
-            told = "".join(said)
-            url = re.search(r"chat page +(http\S+)", told)[1]
-            assert "pony: glm_moe_dsa" in told and "2 replicas" in told
-            assert re.search(r"chunked prefill +300 tokens per step", told)
-            assert "256 tokens" in told and "curl http://127.0.0.1:" in told
-            assert re.search(r"cache +[\d,]+ tokens in [\d,]+ pages", told)
+            output = "".join(output_lines)
+            url = re.search(r"chat page +(http\S+)", output)[1]
+            assert "pony: glm_moe_dsa" in output and "2 replicas" in output
+            assert re.search(r"chunked prefill +300 tokens per step", output)
+            assert "256 tokens" in output and "curl http://127.0.0.1:" in output
+            assert re.search(r"cache +[\d,]+ tokens in [\d,]+ pages", output)
             body = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0}
             assert httpx.post(url + "/v1/chat/completions", json=body).status_code == 401
             key = {"Authorization": "Bearer secret"}
@@ -68,7 +68,7 @@ def test_serve_introduces_itself_answers_and_stops_cleanly(folder, tmp_path):
         (["--api-key", ""], r"the api key must not be empty"),
     ],
 )
-def test_impossible_settings_are_refused_with_the_numbers(folder, arguments, message):
+def test_impossible_settings_are_rejected_with_the_numbers(folder, arguments, message):
     done = CliRunner().invoke(app, ["serve", str(folder), "--port", "0", *arguments])
     assert done.exit_code == 1
     assert re.search(f"error: .*{message}", done.output), done.output
@@ -79,29 +79,29 @@ def without(folder, target, *names):
     return str(target)
 
 
-@pytest.mark.parametrize("verb", ["serve", "chat"])
-def test_a_folder_that_cannot_chat_is_refused(folder, tmp_path, verb):
-    def said(path):
-        done = CliRunner().invoke(app, [verb, path])
+@pytest.mark.parametrize("subcommand", ["serve", "chat"])
+def test_a_folder_without_tokenizer_or_chat_template_is_rejected(folder, tmp_path, subcommand):
+    def error_of(path):
+        done = CliRunner().invoke(app, [subcommand, path])
         assert done.exit_code == 1
         return done.output
 
-    assert "folder not found" in said(str(tmp_path / "nowhere"))
-    assert "tokenizer not found" in said(without(folder, tmp_path / "a", "tokenizer*"))
+    assert "folder not found" in error_of(str(tmp_path / "nowhere"))
+    assert "tokenizer not found" in error_of(without(folder, tmp_path / "a", "tokenizer*"))
     bare = Path(without(folder, tmp_path / "b", "chat_template*"))
     rules = (bare / "tokenizer.json").read_text()
     (bare / "tokenizer.json").write_text(rules.replace("<|assistant|>", "<|nobody|>"))
-    assert "has no chat template" in said(str(bare))
+    assert "has no chat template" in error_of(str(bare))
 
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
-def test_a_device_that_is_not_there_is_one_line(folder, device):
+def test_a_missing_device_is_a_one_line_error(folder, device):
     done = CliRunner().invoke(app, ["serve", str(folder), "--port", "0", "--device", device])
     assert done.exit_code == 1
     assert f"error: device '{device}': " in done.output
 
 
-def test_chat_reads_lines_and_remembers(folder):
+def test_chat_reads_lines_and_keeps_the_history(folder):
     lines = "Say hello.\n/reasoning\n/new\n/think off\nCount.\n\n/wat\n/quit\nnever read\n"
     done = CliRunner().invoke(app, ["chat", str(folder), "--temperature", "0"], input=lines)
     assert done.exit_code == 0, done.output
@@ -116,12 +116,12 @@ def test_chat_reads_lines_and_remembers(folder):
     ]
 
 
-def test_chat_reads_bytes_that_are_no_text(folder):
+def test_chat_reads_invalid_utf8(folder):
     done = CliRunner().invoke(app, ["chat", str(folder), "--max-tokens", "2"], input=b"\xff\xfe\n")
     assert done.exit_code == 0, done.exception
 
 
-def test_a_run_answers_with_its_newest_checkpoint(folder, tmp_path):
+def test_a_run_folder_serves_its_newest_checkpoint(folder, tmp_path):
     for step, source in (("step-00000001", None), ("step-00000002", folder)):
         model = tmp_path / "run" / "checkpoints" / step / "model"
         model.parent.mkdir(parents=True)
@@ -130,14 +130,14 @@ def test_a_run_answers_with_its_newest_checkpoint(folder, tmp_path):
     assert found.folder == tmp_path / "run" / "checkpoints" / "step-00000002" / "model"
 
 
-def test_chat_says_so_when_the_conversation_no_longer_fits(folder):
+def test_chat_reports_a_conversation_beyond_the_context(folder):
     lines = "ten " * 600 + "\nSay hello.\n"
     done = CliRunner().invoke(app, ["chat", str(folder), "--temperature", "0"], input=lines)
     assert "context of 512 tokens; /new starts a new chat" in done.stdout
     assert done.stdout.endswith("Hello there, friend!\n")
 
 
-def test_a_folders_own_wishes_about_sampling(tmp_path):
+def test_sampling_defaults_come_from_generation_config(tmp_path):
     file = tmp_path / "generation_config.json"
     assert default_sampling(tmp_path) == {}
     file.write_text('{"temperature": 1, "top_p": 0.95, "top_k": 0, "eos_token_id": [1]}')

@@ -1,4 +1,4 @@
-"""A grammar that takes for ever holds up nobody, and ends with the client that sent it."""
+"""A grammar that takes forever to compile blocks no other request and ends with its client."""
 
 import socket
 from contextlib import closing
@@ -14,7 +14,7 @@ from tests.serve.live import serving
 
 pytest.importorskip("xgrammar", reason="the extra 'grammar' is not installed")
 
-# Limits of their own, so that compilation lanes are not shared with other tests.
+# Separate limits, so that compilation workers are not shared with other tests.
 LIMITS = {
     "grammar_timeout_s": 500.0,
     "grammar_memory_bytes": 1 << 32,
@@ -23,7 +23,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
 
 
 @pytest.mark.slow
-def test_a_grammar_that_explodes_holds_up_nobody_and_ends_with_its_client(folder):
+def test_a_grammar_that_explodes_blocks_no_other_request_and_ends_with_its_client(folder):
     body = {"text": "hello", "sampling_params": {"ebnf": EXPLODING.text, "max_new_tokens": 4}}
     hello = {"messages": attacks.USER, "max_tokens": 8}
     with serving(folder, engine=LIMITS) as server:
@@ -33,6 +33,6 @@ def test_a_grammar_that_explodes_holds_up_nobody_and_ends_with_its_client(folder
             until(lambda: slow.waiting)
             for more in ({}, {"response_format": SCHEMA}):
                 assert server.post(attacks.CHAT, hello | more).status_code == 200
-            assert slow.waiting  # still at it, all the while
+            assert slow.waiting  # still compiling
         until(lambda: not slow.waiting)
         assert server.audit() == []

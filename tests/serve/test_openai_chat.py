@@ -1,4 +1,4 @@
-"""The openai client: chats, against a real server."""
+"""Chat completions of the openai client against a real server."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import pytest
 
 from paddock.text.chat_template import tool_to_openai
 from tests.patience import until, until_async
-from tests.serve.school import CONTEXT, COUNTS, WEATHER
+from tests.serve.memorized_model import CONTEXT, COUNTS, WEATHER
 
 TOOLS = [tool_to_openai(WEATHER)]
 HELLO = [{"role": "user", "content": "Say hello."}]
@@ -48,11 +48,11 @@ def test_a_plain_chat(client):
         {"thinking": {"type": "disabled"}},
         {"reasoning_effort": "none"},
         {"reasoning": {"enabled": False}},
-        # An explicit kwarg wins over an API field.
+        # An explicit kwarg overrides an API field.
         OFF | {"thinking": {"type": "enabled"}},
     ],
 )
-def test_thinking_is_turned_off_in_every_way_there_is(client, off):
+def test_thinking_can_be_disabled_in_every_supported_way(client, off):
     done = client.chat.completions.create(model="m", messages=HELLO, temperature=0, extra_body=off)
     message = done.choices[0].message
     assert (message.content, message.reasoning_content) == ("Hello there, friend!", None)
@@ -70,7 +70,7 @@ def test_a_thinking_budget_is_kept(client):
 
 
 def test_a_tool_call_and_its_echo(client):
-    """A whole turn as agents do it: the reply is sent back as `model_dump` gives it."""
+    """A whole turn of an agent: the reply is sent back as `model_dump` returns it."""
     first = client.chat.completions.create(
         model="tiny", messages=OSLO, tools=TOOLS, temperature=0
     ).choices[0]
@@ -87,7 +87,7 @@ def test_a_tool_call_and_its_echo(client):
     )
     assert second.choices[0].message.content == "12 C in Oslo."
     assert second.choices[0].message.reasoning == "It is 12."
-    # Thoughts are kept, so the second prompt goes on where the first reply ended.
+    # Reasoning is kept, so the second prompt extends the first reply.
     assert second.usage.prompt_tokens_details.cached_tokens >= 80
 
 
@@ -102,7 +102,7 @@ def test_a_message_without_content_can_be_echoed(client):
 
 
 def joined(chunks):
-    """What a stream's deltas add up to."""
+    """The deltas of a stream joined."""
     found = {"content": "", "reasoning_content": "", "reasoning": "", "calls": {}, "finish": None}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -117,11 +117,11 @@ def joined(chunks):
     return found
 
 
-def test_a_stream_adds_up_to_the_whole(client):
-    ask = {"model": "tiny", "messages": OSLO, "tools": TOOLS, "temperature": 0}
+def test_a_stream_equals_the_whole_reply(client):
+    create = {"model": "tiny", "messages": OSLO, "tools": TOOLS, "temperature": 0}
     chunks = list(
         client.chat.completions.create(
-            **ask, stream=True, stream_options={"include_usage": True}, logprobs=True
+            **create, stream=True, stream_options={"include_usage": True}, logprobs=True
         )
     )
     assert chunks[0].choices[0].delta.model_dump(exclude_none=True) == {
@@ -135,7 +135,7 @@ def test_a_stream_adds_up_to_the_whole(client):
         0: {"name": "get_weather", "arguments": '{"city": "Oslo", "days": 2}'}
     }
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 31
-    whole = client.chat.completions.create(**ask, logprobs=True)
+    whole = client.chat.completions.create(**create, logprobs=True)
     streamed = [
         entry.logprob
         for chunk in chunks
@@ -146,7 +146,7 @@ def test_a_stream_adds_up_to_the_whole(client):
     assert len(streamed) == whole.usage.completion_tokens
 
 
-def test_the_accumulator_understands_the_stream(client):
+def test_the_stream_helper_of_the_client_accumulates_the_reply(client):
     with client.chat.completions.stream(
         model="tiny", messages=OSLO, tools=TOOLS, temperature=0
     ) as stream:
@@ -172,7 +172,7 @@ def test_a_call_can_be_required(client, choice):
     assert json.loads(done.message.tool_calls[0].function.arguments)["city"] == "Oslo"
 
 
-def test_a_format_is_for_words_and_not_for_a_call_that_is_required(client):
+def test_a_response_format_does_not_apply_to_a_required_call(client):
     done = client.chat.completions.create(
         **SILENT,
         messages=OSLO,
@@ -192,18 +192,18 @@ def test_tools_can_be_forbidden(client):
     assert with_none.choices[0].message.content == "Hello there, friend!"
 
 
-def test_unknown_kinds_of_tools_are_skipped(client, caplog):
+def test_unknown_tool_types_are_skipped(client, caplog):
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "x"}]
     done = client.chat.completions.create(model="m", messages=HELLO, tools=tools, temperature=0)
     again = client.chat.completions.create(model="m", messages=HELLO, tools=tools, temperature=0)
     assert done.choices[0].message.content == "Hello there, friend!"
     assert again.usage.prompt_tokens == done.usage.prompt_tokens
-    said = [r.message for r in caplog.records if "web_search" in r.message]
-    assert said == ["tools of type 'web_search' are skipped: this server does not run them"]
+    warnings = [r.message for r in caplog.records if "web_search" in r.message]
+    assert warnings == ["tools of type 'web_search' are skipped: this server does not run them"]
 
 
-def test_several_replies_and_seeds(client):
-    def ask(seed):
+def test_n_choices_and_seeds(client):
+    def create(seed):
         done = client.chat.completions.create(
             model="m", messages=COUNT, n=2, temperature=3.0, seed=seed, max_tokens=12
         )
@@ -211,24 +211,24 @@ def test_several_replies_and_seeds(client):
         assert done.usage.completion_tokens <= 24
         return [choice.message.model_dump() for choice in done.choices]
 
-    assert ask(7) == ask(7)
-    assert ask(7) != ask(8)
-    assert ask(7)[0] != ask(7)[1]
+    assert create(7) == create(7)
+    assert create(7) != create(8)
+    assert create(7)[0] != create(7)[1]
 
 
-def test_several_replies_in_one_stream(client):
+def test_n_choices_in_one_stream(client):
     chunks = client.chat.completions.create(
         model="m", messages=HELLO, n=2, temperature=0, stream=True, extra_body=OFF
     )
-    said = {0: "", 1: ""}
+    texts = {0: "", 1: ""}
     for chunk in chunks:
         for choice in chunk.choices:
-            said[choice.index] += choice.delta.content or ""
-    assert said == {0: "Hello there, friend!", 1: "Hello there, friend!"}
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == {0: "Hello there, friend!", 1: "Hello there, friend!"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_text_ends_the_reply_and_is_not_shown(client, stream):
+def test_a_stop_string_ends_the_reply_and_is_not_returned(client, stream):
     done = client.chat.completions.create(
         model="m", messages=COUNT, temperature=0, stop=["ur fi"], stream=stream, extra_body=OFF
     )
@@ -244,7 +244,7 @@ def test_a_reply_is_cut_at_max_tokens(client):
     assert COUNTS.content.startswith(done.choices[0].message.content)
 
 
-def test_a_reply_can_be_gone_on_with(client):
+def test_a_final_message_can_be_continued(client):
     begun = [*COUNT, {"role": "assistant", "content": "one two three"}]
     done = client.chat.completions.create(
         model="m", messages=begun, temperature=0, extra_body=OFF | {"continue_final_message": True}
@@ -252,7 +252,7 @@ def test_a_reply_can_be_gone_on_with(client):
     assert done.choices[0].message.content.strip() == "four five six seven eight nine ten"
 
 
-def test_token_ids_can_be_had_and_given(client, live):
+def test_token_ids_can_be_returned_and_sent(client, live):
     done = client.chat.completions.create(
         model="m", messages=HELLO, temperature=0, extra_body={"return_token_ids": True}
     ).choices[0]
@@ -266,7 +266,7 @@ def test_token_ids_can_be_had_and_given(client, live):
     assert done.prompt_token_ids[0] == live.tokenizer.token_to_id("[gMASK]")
 
 
-def test_top_logprobs_hold_the_chosen_token_when_greedy(client):
+def test_top_logprobs_contain_the_greedy_token(client):
     done = client.chat.completions.create(
         model="m", messages=HELLO, temperature=0, logprobs=True, top_logprobs=3
     )
@@ -304,7 +304,7 @@ def test_top_logprobs_hold_the_chosen_token_when_greedy(client):
         {"input_ids": []},
     ],
 )
-def test_what_cannot_be_is_a_bad_request(client, live, wrong):
+def test_an_invalid_request_gets_400(client, live, wrong):
     body = {"model": "m", "messages": HELLO, "max_tokens": 3} | wrong
     found = live.post("/v1/chat/completions", body)
     assert found.status_code == 400, found.text
@@ -315,16 +315,16 @@ def test_what_cannot_be_is_a_bad_request(client, live, wrong):
     assert streamed.status_code == 400 and streamed.json() == found.json()
 
 
-async def ask_and_leave(live, body):
+async def request_and_disconnect(live, body):
     async with openai.AsyncOpenAI(base_url=live.url + "/v1", api_key="none") as client:
-        asking = asyncio.create_task(client.chat.completions.create(**body))
+        pending = asyncio.create_task(client.chat.completions.create(**body))
         await until_async(lambda: any(engine.stats().waiting for engine in live.engines))
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_leaving_aborts_the_request(client, live, stream):
+def test_disconnecting_aborts_the_request(client, live, stream):
     before = sum(engine.stats().counters.aborted for engine in live.engines)
     slow = {"model": "m", "messages": COUNT, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
     if stream:
@@ -333,8 +333,10 @@ def test_leaving_aborts_the_request(client, live, stream):
         found.close()
     else:
         for engine in live.engines:
-            engine.pause("in_place")  # or a fast one has answered before the client leaves
-        asyncio.run(ask_and_leave(live, slow))
+            engine.pause(
+                "in_place"
+            )  # otherwise a fast engine finishes before the client disconnects
+        asyncio.run(request_and_disconnect(live, slow))
     until(lambda: sum(engine.stats().counters.aborted for engine in live.engines) > before)
     for engine in live.engines:
         engine.resume()

@@ -1,4 +1,4 @@
-"""schemathesis on the OpenAPI document: whatever it may say is answered, and never by a fault."""
+"""schemathesis on the OpenAPI document: no allowed request is a server error."""
 
 import pytest
 import schemathesis
@@ -20,13 +20,13 @@ CHECKED = [
     response_schema_conformance,
     status_code_conformance,
 ]
-# Pausing would leave the others waiting; tests/serve/test_control.py does it.
+# Pausing would block the other requests; tests/serve/test_admin_routes.py tests it.
 APART = ["/pause_generation"]
 
 
 @pytest.fixture(scope="module")
 def small(folder):
-    """Replies are short here, however long they are asked to be."""
+    """A server with a small context, so that replies are short."""
     with serving(folder, engine={"context_length": 96}) as server:
         yield server
         assert server.audit() == []

@@ -1,5 +1,5 @@
-"""Random clients: they leave, abort, overflow, send rubbish and reload weights. Afterwards nothing
-is left over and the server still answers."""
+"""Random clients that disconnect, abort, overflow, send garbage and reload weights; afterwards
+nothing is left over and the server still answers."""
 
 import asyncio
 import random
@@ -17,10 +17,10 @@ RUBBISH = [b"", b"{", b"\xff\xfe", b"[" * 3000, b'{"messages": 5}', b'{"input_id
 
 
 class Client:
-    """One of many, doing so many things at random."""
+    """A client that sends `count` random requests."""
 
     def __init__(self, http, folder, seed):
-        self.http, self.folder, self.chance = http, str(folder), random.Random(seed)
+        self.http, self.folder, self.rng = http, str(folder), random.Random(seed)
         self.statuses = {}
 
     async def live(self, count):
@@ -35,7 +35,7 @@ class Client:
         acts += [self.overflow, self.steers]
         for _ in range(count):
             try:
-                status = await self.chance.choice(acts)()
+                status = await self.rng.choice(acts)()
             except (httpx.TimeoutException, httpx.RemoteProtocolError):
                 status = "left"
             self.statuses[status] = self.statuses.get(status, 0) + 1
@@ -48,70 +48,66 @@ class Client:
     async def chat(self):
         body = {
             "messages": HELLO,
-            "max_tokens": self.chance.randint(1, 30),
-            "n": self.chance.randint(1, 3),
+            "max_tokens": self.rng.randint(1, 30),
+            "n": self.rng.randint(1, 3),
         }
-        body["user"] = f"user {self.chance.randint(0, 3)}"
-        return await self.post(
-            "/v1/chat/completions", body | {"stream": self.chance.random() < 0.5}
-        )
+        body["user"] = f"user {self.rng.randint(0, 3)}"
+        return await self.post("/v1/chat/completions", body | {"stream": self.rng.random() < 0.5})
 
     async def generate(self):
-        start = self.chance.randint(20, 30)
-        ids = list(range(start, start + self.chance.randint(1, 120)))
-        params = {"max_new_tokens": self.chance.randint(0, 30), "temperature": self.chance.random()}
+        start = self.rng.randint(20, 30)
+        ids = list(range(start, start + self.rng.randint(1, 120)))
+        params = {"max_new_tokens": self.rng.randint(0, 30), "temperature": self.rng.random()}
         body = {"input_ids": ids, "sampling_params": params, "return_logprob": True}
         body |= {
-            "logprob_start_len": self.chance.choice([-1, 0]),
-            "priority": self.chance.randint(0, 2),
+            "logprob_start_len": self.rng.choice([-1, 0]),
+            "priority": self.rng.randint(0, 2),
         }
         return await self.post("/generate", body)
 
     async def messages(self):
-        path = self.chance.choice(["/v1/messages", "/v1/messages/count_tokens"])
+        path = self.rng.choice(["/v1/messages", "/v1/messages/count_tokens"])
         return await self.post(path, {"messages": HELLO, "max_tokens": 10})
 
     async def leaves_stream(self):
         body = {"messages": COUNT, "stream": True, "ignore_eos": True, "max_tokens": 200}
         async with self.http.stream("POST", "/v1/chat/completions", json=body) as stream:
             async for _ in stream.aiter_lines():
-                if self.chance.random() < 0.3:
+                if self.rng.random() < 0.3:
                     return "left"
         return stream.status_code
 
     async def leaves(self):
         params = {"max_new_tokens": 200, "ignore_eos": True}
         body = {"input_ids": [5, 6], "sampling_params": params}
-        return await self.post("/generate", body, timeout=self.chance.uniform(0.01, 0.2))
+        return await self.post("/generate", body, timeout=self.rng.uniform(0.01, 0.2))
 
     async def rubbish(self):
-        path = self.chance.choice(
-            ["/generate", "/v1/chat/completions", "/v1/messages", "/tokenize"]
-        )
-        found = await self.http.post(path, content=self.chance.choice(RUBBISH))
+        path = self.rng.choice(["/generate", "/v1/chat/completions", "/v1/messages", "/tokenize"])
+        found = await self.http.post(path, content=self.rng.choice(RUBBISH))
         return found.status_code
 
     async def overflow(self):
-        body = {"prompt": [7] * self.chance.randint(400, 700), "max_tokens": 150}
+        body = {"prompt": [7] * self.rng.randint(400, 700), "max_tokens": 150}
         return await self.post("/v1/completions", body)
 
     async def steers(self):
-        what = self.chance.random()
+        what = self.rng.random()
         if what < 0.2:
             return await self.post("/abort_request", {"abort_all": True})
         if what < 0.3:
-            version = str(self.chance.randint(1, 50))
-            said = {"new_version": version, "abort_all_requests": False}
-            return await self.post("/update_weight_version", said)
-        if what < 0.4:  # the same weights once more, under another name
-            said = {"model_path": self.folder, "weight_version": f"w{self.chance.random()}"}
-            return await self.post("/update_weights_from_disk", said)
+            version = str(self.rng.randint(1, 50))
+            update = {"new_version": version, "abort_all_requests": False}
+            return await self.post("/update_weight_version", update)
+        if what < 0.4:  # the same weights again under another version
+            update = {"model_path": self.folder, "weight_version": f"w{self.rng.random()}"}
+            return await self.post("/update_weights_from_disk", update)
         if what < 0.6:
-            mode = self.chance.choice(["retract", "in_place"])
+            mode = self.rng.choice(["retract", "in_place"])
             await self.post("/pause_generation", {"mode": mode})
             return await self.post("/continue_generation", {})
         return (
-            await self.http.get(self.chance.choice(["/metrics", "/flush_cache", "/v1/loads"]))
+            await self.http.get(self.rng.choice(["/metrics", "/flush_cache", "/v1/loads"]))
         ).status_code
 
 
@@ -136,7 +132,7 @@ def test_nothing_is_left_over_after_a_soak(folder, mtp_steps):
         assert not set(total) - {200, 400, "left"}, total
         assert live.audit() == []
         assert sum(engine.stats().counters.failed for engine in live.engines) == 0
-        until(lambda: not live.tasks())  # connections that are being closed
+        until(lambda: not live.tasks())  # connections that are closing
         body = {"messages": HELLO, "temperature": 0, "max_tokens": 40}
         done = live.post("/v1/chat/completions", body).json()
         assert done["choices"][0]["message"]["content"] == "Hello there, friend!"

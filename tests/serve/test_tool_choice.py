@@ -1,4 +1,4 @@
-"""A required tool call is a call, whatever the weights say: every client can read it."""
+"""A required tool call is always valid, whatever the weights: every client can parse it."""
 
 import json
 import random
@@ -27,7 +27,7 @@ HELLO = [{"role": "user", "content": "Say hello."}]
 
 @pytest.fixture(scope="module")
 def hot(folder):
-    """So hot that the weights have no say."""
+    """A temperature so high that sampling is uniform."""
     with serving(folder, temperature=50.0) as server:
         yield server
         assert server.audit() == []
@@ -82,7 +82,7 @@ def test_anthropic_reads_every_required_call(hot, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_required_call_is_streamed(hot, seed):
     schema = random_schema(random.Random(200 + seed))
-    most = smallest(hot.tokenizer, "look", schema) + 8
+    limit = smallest(hot.tokenizer, "look", schema) + 8
     kept = {"chat_template_kwargs": {"enable_thinking": seed % 2 == 0}}
     client = openai.OpenAI(base_url=f"{hot.url}/v1", api_key="x", max_retries=0)
     with client.chat.completions.stream(
@@ -90,7 +90,7 @@ def test_a_required_call_is_streamed(hot, seed):
         messages=HELLO,
         tools=[tool(schema)],
         tool_choice="required",
-        max_tokens=most,
+        max_tokens=limit,
         extra_body=kept,
     ) as stream:
         for _ in stream:
@@ -105,7 +105,7 @@ def test_a_required_call_is_streamed(hot, seed):
         messages=HELLO,
         tools=[{"name": "look", "input_schema": schema}],
         tool_choice={"type": "any"},
-        max_tokens=most,
+        max_tokens=limit,
         extra_body=kept,
     ) as stream:
         message = stream.get_final_message()
@@ -113,12 +113,12 @@ def test_a_required_call_is_streamed(hot, seed):
     jsonschema_rs.validate(schema, message.content[-1].input)
 
 
-def required(server, seed, most):
-    """The arguments of a call by a schema, and that schema."""
+def required(server, seed, limit):
+    """Arguments of a required call, and its schema."""
     schema = random_schema(random.Random(seed))
     body = {"messages": HELLO, "tools": [tool(schema)], "tool_choice": "required", "seed": seed}
     kept = {"chat_template_kwargs": {"enable_thinking": seed % 2 == 0}}
-    found = server.post("/v1/chat/completions", body | kept | {"max_tokens": most(schema)}).json()
+    found = server.post("/v1/chat/completions", body | kept | {"max_tokens": limit(schema)}).json()
     (choice,) = found["choices"]
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
@@ -126,11 +126,11 @@ def required(server, seed, most):
     return json.loads(call["function"]["arguments"]), schema
 
 
-def test_a_required_call_with_drafts(folder, capfd):
+def test_a_required_call_with_speculative_decoding(folder, capfd):
     with serving(folder, temperature=50.0, engine={"num_speculative_tokens": 2}) as server:
         for seed in range(300, 306):
-            most = lambda schema: smallest(server.tokenizer, "look", schema) + 8  # noqa: E731
-            arguments, schema = required(server, seed, most)
+            limit = lambda schema: smallest(server.tokenizer, "look", schema) + 8  # noqa: E731
+            arguments, schema = required(server, seed, limit)
             jsonschema_rs.validate(schema, arguments)
         assert server.engines[0].stats().counters.draft_tokens > 0
         assert server.audit() == []
@@ -139,15 +139,15 @@ def test_a_required_call_with_drafts(folder, capfd):
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    """A model of another family, whose calls are JSON between markers, as Qwen's."""
+    """A model of another family, whose calls are JSON between markers, as in Qwen."""
     folder = tmp_path_factory.mktemp("family") / "model"
     gguf = write_gguf(folder.with_name("m.gguf"), pre="qwen2")
     files = tokenizer_from_gguf(gguf).files()
     inner = Tokens.from_buffer(files["tokenizer.json"])
     markers = (SpecialToken.TOOL_CALL_OPEN, SpecialToken.TOOL_CALL_CLOSE)
     inner.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
-    said = {"tokenizer.json": inner.to_str().encode(), "chat_template.jinja": CHATML.encode()}
-    words = Tokenizer(files | said, name="family")
+    overrides = {"tokenizer.json": inner.to_str().encode(), "chat_template.jinja": CHATML.encode()}
+    words = Tokenizer(files | overrides, name="family")
     end = words.token_to_id("<|im_end|>")
     config = grouped_config("gqa", "gqa", vocab=words.vocab_size, context=4096, eos=(end,))
     save_pretrained(Transformer.from_config(config, seed=1), folder)
@@ -156,19 +156,19 @@ def family(tmp_path_factory):
 
 
 def test_a_required_call_of_another_family(family):
-    def most(schema):
+    def limit(schema):
         call = {"name": "look", "arguments": instance(schema, schema)}
         text = json.dumps(call, ensure_ascii=False)
         return len(server.tokenizer.encode(f"\n{text}\n", specials=False)) + 2 + 8
 
     with serving(family, temperature=50.0) as server:
         for seed in range(400, 406):
-            arguments, schema = required(server, seed, most)
+            arguments, schema = required(server, seed, limit)
             jsonschema_rs.validate(schema, arguments)
         assert server.audit() == []
 
 
-def test_too_few_tokens_for_any_call_are_refused_with_the_number(hot):
+def test_too_few_tokens_for_any_call_are_rejected_with_the_minimum(hot):
     body = {"messages": HELLO, "tools": [tool({})], "tool_choice": "required", "max_tokens": 1}
     found = hot.post("/v1/chat/completions", body)
     assert found.status_code == 400

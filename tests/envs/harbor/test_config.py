@@ -1,4 +1,4 @@
-"""What Harbor's own model accepts and refuses. Each line was held against harbor 0.24.0."""
+"""What Harbor's own model accepts and rejects. Each line was checked against harbor 0.24.0."""
 
 import pytest
 
@@ -76,20 +76,20 @@ def test_what_harbor_accepts_is_accepted(file, text):
 
 
 @pytest.mark.parametrize(("text", "field"), REFUSED)
-def test_what_harbor_refuses_is_refused_with_file_and_field(file, text, field):
+def test_what_harbor_rejects_is_rejected_with_file_and_field(file, text, field):
     file.write_text(text)
     with pytest.raises(TaskError) as refused:
         read_config(file)
     assert all(line.startswith(f"{file}: {field}") for line in str(refused.value).splitlines())
 
 
-def test_what_is_no_toml_is_named_with_its_line(file):
+def test_invalid_toml_is_named_with_its_line(file):
     file.write_text("a = \n")
     with pytest.raises(TaskError, match=r"task.toml: not TOML: .*line 1"):
         read_config(file)
 
 
-def test_keys_that_nobody_knows_are_told(file):
+def test_unknown_keys_are_reported(file):
     file.write_text(
         '[agent]\ntimeout = 3\n[environment]\nmemory = "1G"\n[[steps]]\nname="a"\nx=1\n'
     )
@@ -105,6 +105,6 @@ def test_keys_that_nobody_knows_are_told(file):
         ("allow_internet = true", "public"),
     ],
 )
-def test_the_older_key_for_the_network_gives_way_to_the_newer(file, text, mode):
+def test_the_newer_network_key_overrides_the_older(file, text, mode):
     file.write_text(f"[environment]\n{text}")
     assert read_config(file)[0].environment.effective_network_mode == mode

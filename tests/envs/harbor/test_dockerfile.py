@@ -43,11 +43,11 @@ def test_an_instruction(tmp_path, text, step):
     assert steps(tmp_path, text)[-1] == step
 
 
-def test_how_a_container_is_run_is_left_out(tmp_path):
+def test_run_options_of_a_container_are_ignored(tmp_path):
     assert steps(tmp_path, "LABEL a=b\nEXPOSE 80\nCMD x\nENTRYPOINT y\nHEALTHCHECK CMD z\n") == []
 
 
-def test_terminal_benchs_base_images_start_in_app(tmp_path):
+def test_terminal_bench_base_images_start_in_app(tmp_path):
     (tmp_path / "Dockerfile").write_text("ARG T=2\nFROM ghcr.io/laude-institute/t-bench/u:$T\n")
     found = read_dockerfile(tmp_path / "Dockerfile")
     assert found.base == "ghcr.io/laude-institute/t-bench/u:2"
@@ -55,7 +55,7 @@ def test_terminal_benchs_base_images_start_in_app(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("COPY --from=other a b", "line 2: COPY --from=other needs"),
         ("FROM x", "line 2: multi-stage builds"),
@@ -65,6 +65,6 @@ def test_terminal_benchs_base_images_start_in_app(tmp_path):
         ("ENV A", "line 2: ENV must be"),
     ],
 )
-def test_what_cannot_be_built_is_named_with_its_line(tmp_path, text, said):
-    with pytest.raises(TaskError, match=said):
+def test_an_unsupported_instruction_is_named_with_its_line(tmp_path, text, message):
+    with pytest.raises(TaskError, match=message):
         steps(tmp_path, text)

@@ -14,13 +14,13 @@ from paddock.envs.harbor.reward import (
 @pytest.mark.parametrize(
     "text", ["", "{}", "[1]", '"1"', '{"a": "1"}', '{"a": null}', '{"a": NaN}', "1e309", "{"]
 )
-def test_what_is_no_reward_is_refused(text):
+def test_an_invalid_reward_is_rejected(text):
     with pytest.raises(RewardFileError, match=r"reward\.json: "):
         parse_json(text)
 
 
 @pytest.mark.parametrize("text", ["", "nan", "inf", "1e309", "one", "1 2"])
-def test_what_is_no_number_is_refused(text):
+def test_a_reward_that_is_not_a_number_is_rejected(text):
     with pytest.raises(RewardFileError, match=r"reward\.txt: "):
         parse_text(text)
 
@@ -33,7 +33,7 @@ def test_rewards_are_read():
 
 
 @pytest.mark.parametrize(
-    ("rewards", "least", "good"),
+    ("rewards", "min_reward", "good"),
     [
         ({"reward": 0.5}, None, True),
         (None, None, True),
@@ -45,11 +45,11 @@ def test_rewards_are_read():
         ({"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.5}, False),
     ],
 )
-def test_a_step_is_good_enough_by_every_key(rewards, least, good):
-    assert meets_min_reward(rewards, least) is good
+def test_a_step_passes_by_every_key(rewards, min_reward, good):
+    assert meets_min_reward(rewards, min_reward) is good
 
 
-def test_steps_together():
+def test_rewards_of_steps_are_combined():
     steps = [{"reward": 1.0}, {"reward": 0.0, "speed": 1.0}]
     assert combine_step_rewards(steps, "mean") == {"reward": 0.5, "speed": 0.5}
     assert combine_step_rewards(steps, "final") == {"reward": 0.0, "speed": 1.0}
@@ -57,7 +57,7 @@ def test_steps_together():
     assert combine_step_rewards([None], "mean") is None
 
 
-def test_only_the_policys_own_ends_are_trusted():
+def test_only_endings_caused_by_the_policy_are_verdicts():
     trusted = {cause for cause, meaning in FAILURE_POLICIES.items() if meaning.trusted}
     assert trusted == {"agent_exhausted_budget", "agent_refused_task"}
     assert all((meaning.kind is None) == meaning.trusted for meaning in FAILURE_POLICIES.values())

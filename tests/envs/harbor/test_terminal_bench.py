@@ -1,4 +1,4 @@
-"""Tasks in the layout of terminal-bench 1, made here."""
+"""Tasks in the layout of terminal-bench 1."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from paddock.envs.harbor import TaskError, check_task, read_task
 from tests.envs.harbor.tasks import SETTINGS, write
-from tests.sandbox.boxes import BWRAP
+from tests.sandbox.sandboxes import BWRAP
 
 TASK = """# canary
 instruction: |-
@@ -46,7 +46,7 @@ def folder(tmp_path):
     return write(tmp_path / "hello", texts)
 
 
-def test_a_task_is_converted_when_it_is_read(folder):
+def test_a_task_is_converted_on_reading(folder):
     task = read_task(folder)
     (step,) = task.steps
     assert task.name == "terminal-bench/hello"
@@ -58,7 +58,7 @@ def test_a_task_is_converted_when_it_is_read(folder):
     assert (step.solution / "solve.sh").read_text().endswith("echo hello > hello.txt\n")
 
 
-def test_a_changed_task_is_converted_anew(folder):
+def test_a_changed_task_is_converted_again(folder):
     first = read_task(folder)
     assert read_task(folder).folder == first.folder
     (folder / "data.txt").write_text("other\n")
@@ -66,7 +66,7 @@ def test_a_changed_task_is_converted_anew(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("difficulty: easy\n", r"task.yaml: instruction: missing"),
         (
@@ -76,14 +76,14 @@ def test_a_changed_task_is_converted_anew(folder):
         ("a: [\n", r"task.yaml: not YAML"),
     ],
 )
-def test_a_malformed_task_is_named_with_file_and_field(folder, text, said):
+def test_a_malformed_task_is_named_with_file_and_field(folder, text, message):
     (folder / "task.yaml").write_text(text)
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         read_task(folder)
 
 
 @pytest.mark.parametrize("backend", BWRAP)
-def test_tests_that_would_fetch_pytest_find_it(folder, backend):
+def test_tests_that_install_pytest_find_it_installed(folder, backend):
     settings = SETTINGS.model_copy(update={"offline_python": sys.prefix})
     report = asyncio.run(check_task(read_task(folder), settings))
     assert report.is_sound, report.problems

@@ -9,13 +9,13 @@ from paddock.envs.harbor.failures import TrialFailed
 from paddock.envs.harbor.image import DockerfileBuilder
 from paddock.envs.harbor.results import TrialInfo, now, save_logs, write_results
 from tests.envs.harbor.tasks import SETTINGS, TEST, in_steps, simple
-from tests.sandbox.boxes import BOTH, BWRAP
+from tests.sandbox.sandboxes import BOTH, BWRAP
 
 bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 
 def tried(folder, work=None, settings=SETTINGS, keep=None):
-    """The rewards of one attempt; `work(place)` is the agent, nothing by default."""
+    """The rewards of one trial; `work(box)` is the agent, by default it does nothing."""
 
     async def run():
         trial = Trial(read_task(folder), settings)
@@ -41,22 +41,22 @@ def tried(folder, work=None, settings=SETTINGS, keep=None):
 
 
 def doing(command, **how):
-    async def work(place):
-        done = await place.exec(command, timeout_s=20, **how)
+    async def work(box):
+        done = await box.exec(command, timeout_s=20, **how)
         assert done.ok, done
 
     return work
 
 
 @bwrap
-def test_the_exit_code_of_tests_means_nothing_and_the_reward_file_everything(backend, tmp_path):
+def test_the_reward_file_counts_and_the_exit_code_does_not(backend, tmp_path):
     folder = simple(tmp_path / "a")
     assert tried(folder) == {"reward": 0.0}
     assert tried(folder, doing("echo 42 > answer.txt")) == {"reward": 1.0}
 
 
 @bwrap
-def test_the_environment_is_built_and_found_again(backend, tmp_path, monkeypatch):
+def test_the_environment_is_built_once_and_cached(backend, tmp_path, monkeypatch):
     folder = simple(
         tmp_path / "a",
         environment__Dockerfile=(
@@ -68,15 +68,15 @@ def test_the_environment_is_built_and_found_again(backend, tmp_path, monkeypatch
     )
     seen = []
 
-    async def work(place):
-        done = await place.exec(
+    async def work(box):
+        done = await box.exec(
             "cat when.txt said.txt deep/start.txt; whoami; pwd; echo $GREETING; ls /usr/bin/yes",
             timeout_s=20,
         )
         seen.append(done.stdout)
 
     tried(folder, work)
-    monkeypatch.delattr(DockerfileBuilder, "_run")  # nothing is run a second time
+    monkeypatch.delattr(DockerfileBuilder, "_run")  # nothing runs a second time
     tried(folder, work)
     assert seen[0] == seen[1]
     assert seen[0].split("\n", 1)[1] == "hi\nstart\nnobody\n/app\nhi\n"
@@ -90,7 +90,7 @@ def test_stale_rewards_and_stale_tests_do_not_count(backend, tmp_path):
 
 
 @bwrap
-def test_tests_are_never_in_the_agents_sandbox(backend, tmp_path):
+def test_tests_are_never_in_the_sandbox_of_the_agent(backend, tmp_path):
     async def run():
         trial = Trial(read_task(simple(tmp_path / "a")), SETTINGS)
         try:
@@ -98,8 +98,8 @@ def test_tests_are_never_in_the_agents_sandbox(backend, tmp_path):
             (step,) = trial.task.steps
             await trial.verify(step)
             return [
-                await place.box.exec("ls /tests")
-                for place in (trial.agent_sandbox, trial.verifier_sandbox)
+                await box.box.exec("ls /tests")
+                for box in (trial.agent_sandbox, trial.verifier_sandbox)
             ]
         finally:
             await trial.close()
@@ -119,7 +119,7 @@ FAULTS = {
 
 @bwrap
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_verifier_is_a_failure_of_the_grader(backend, tmp_path, fault):
+def test_a_broken_verifier_is_a_grader_failure(backend, tmp_path, fault):
     toml = "[verifier]\ntimeout_sec = 1.5\n"
     folder = simple(tmp_path / "a", tests__test_DOT_sh=FAULTS[fault], task_DOT_toml=toml)
     with pytest.raises(TrialFailed) as stopped:
@@ -142,7 +142,7 @@ def test_a_broken_verifier_is_a_failure_of_the_grader(backend, tmp_path, fault):
         ),
     ],
 )
-def test_a_broken_environment_is_no_verdict(backend, tmp_path, dockerfile, toml, where):
+def test_a_broken_environment_is_a_failure(backend, tmp_path, dockerfile, toml, where):
     folder = simple(tmp_path / "a", environment__Dockerfile=dockerfile, task_DOT_toml=toml)
     with pytest.raises(TrialFailed) as stopped:
         tried(folder)
@@ -151,7 +151,7 @@ def test_a_broken_environment_is_no_verdict(backend, tmp_path, dockerfile, toml,
 
 
 @bwrap
-def test_several_services_are_refused(backend, tmp_path):
+def test_several_services_are_rejected(backend, tmp_path):
     folder = simple(tmp_path / "a")
     (folder / "environment" / "docker-compose.yaml").write_text("services: {}\n")
     with pytest.raises(TrialFailed, match="several services"):
@@ -159,13 +159,13 @@ def test_several_services_are_refused(backend, tmp_path):
 
 
 @bwrap
-def test_a_health_check_waits(backend, tmp_path):
+def test_a_health_check_is_awaited(backend, tmp_path):
     command = "echo x >> n; test $(wc -l < n) -ge 3"
     toml = f"[environment.healthcheck]\ncommand = {command!r}\nretries = 5\ninterval_sec = 0.01\n"
     seen = []
 
-    async def work(place):
-        seen.append((await place.exec("cat n", timeout_s=5)).stdout)
+    async def work(box):
+        seen.append((await box.exec("cat n", timeout_s=5)).stdout)
 
     tried(simple(tmp_path / "a", task_DOT_toml=toml), work)
     assert seen == ["x\nx\nx\n"]
@@ -184,17 +184,17 @@ except OSError:
 
 
 @bwrap
-def test_a_fork_bomb_does_not_escape_its_verdict(backend, tmp_path):
-    async def work(place):
-        await place.box.spawn([*place.box.python, "-c", BOMB])
-        while not (await place.box.exec(["test", "-e", "/tmp/full"])).ok:
+def test_a_fork_bomb_does_not_prevent_the_verdict(backend, tmp_path):
+    async def work(box):
+        await box.box.spawn([*box.box.python, "-c", BOMB])
+        while not (await box.box.exec(["test", "-e", "/tmp/full"])).ok:
             await asyncio.sleep(0.05)
 
     assert tried(simple(tmp_path / "a"), work) == {"reward": 0.0}
 
 
 @bwrap
-def test_variables_reach_the_places_they_are_for(backend, tmp_path):
+def test_variables_reach_agent_and_verifier(backend, tmp_path):
     toml = (
         '[environment.env]\nA = "${GIVEN}"\nB = "${NOT:-else}"\n'
         '[verifier.env]\nC = "only the verifier"\n'
@@ -212,7 +212,7 @@ def test_variables_reach_the_places_they_are_for(backend, tmp_path):
 
 
 @bwrap
-def test_a_separate_verifier_sees_artifacts_alone(backend, tmp_path):
+def test_a_separate_verifier_sees_only_artifacts(backend, tmp_path):
     toml = 'artifacts = ["answer.txt"]\n[verifier]\nenvironment_mode = "separate"\n'
     script = (
         '#!/bin/bash\n[ "$(cat answer.txt)" = 42 ] && [ ! -e other.txt ] && r=1 || r=0\n'
@@ -223,7 +223,7 @@ def test_a_separate_verifier_sees_artifacts_alone(backend, tmp_path):
 
 
 @bwrap
-def test_steps_are_gated_and_their_rewards_joined(backend, tmp_path):
+def test_steps_are_gated_and_their_rewards_combined(backend, tmp_path):
     folder = in_steps(tmp_path / "a")
     assert tried(folder) == {"one": 0.0, "reward": 0.0}  # the second step is not reached
     assert tried(folder, doing("touch one.txt")) == {"one": 0.5, "reward": 0.5, "two": 0.0}
@@ -232,7 +232,7 @@ def test_steps_are_gated_and_their_rewards_joined(backend, tmp_path):
 
 
 @bwrap
-def test_a_trial_leaves_harbors_folder(backend, tmp_path):
+def test_a_trial_writes_the_folder_layout_of_harbor(backend, tmp_path):
     folder = simple(tmp_path / "a", task_DOT_toml='artifacts = ["answer.txt", "/nowhere"]\n')
     out = tmp_path / "trial"
     work = doing("echo 42 > answer.txt; echo log > /logs/agent/a.log; echo p > /logs/artifacts/p")
@@ -256,7 +256,7 @@ def checked(folder, settings=SETTINGS):
 
 
 @bwrap
-def test_a_sound_task_is_sound(backend, tmp_path):
+def test_a_sound_task_passes_the_check(backend, tmp_path):
     for folder in (simple(tmp_path / "a"), in_steps(tmp_path / "b")):
         report = checked(folder)
         assert report.is_sound, report.problems
@@ -282,14 +282,14 @@ def test_a_sound_task_is_sound(backend, tmp_path):
         ),
     ],
 )
-def test_an_unsound_task_says_why(backend, tmp_path, changes, problem):
+def test_an_unsound_task_is_reported_with_the_reason(backend, tmp_path, changes, problem):
     report = checked(simple(tmp_path / "a", **changes))
     assert not report.is_sound
     assert any(problem in line for line in report.problems), report.problems
 
 
 @bwrap
-def test_tests_that_do_not_end_without_a_solution_make_no_task_unsound(backend, tmp_path):
+def test_tests_that_hang_without_a_solution_do_not_make_a_task_unsound(backend, tmp_path):
     script = TEST.replace("echo 0", "sleep 60")
     toml = "[verifier]\ntimeout_sec = 2\n"
     report = checked(simple(tmp_path / "a", tests__test_DOT_sh=script, task_DOT_toml=toml))
@@ -298,7 +298,7 @@ def test_tests_that_do_not_end_without_a_solution_make_no_task_unsound(backend, 
 
 
 @pytest.mark.parametrize("backend", BOTH[1:])
-def test_an_image_that_cannot_be_had_is_no_verdict(backend, tmp_path):
+def test_an_unavailable_image_is_a_failure(backend, tmp_path):
     folder = simple(tmp_path / "a", environment__Dockerfile="FROM localhost:1/no/such:image\n")
     sandbox = SETTINGS.sandbox.model_copy(update={"backend": "container"})
     with pytest.raises(TrialFailed) as stopped:

@@ -1,9 +1,9 @@
-"""A program of its own: many tasks, each tried in many ways, in one sandbox.
+"""A program that runs many tasks, each in many ways, in one sandbox.
 
     python3 batch_inside.py TASKS.json
 
 reads [{files, setup, checks, tries: [[command, ...], ...]}, ...] and prints for each task the
-outcome of each try. `sandboxed_checks` must lie beside it.
+outcome of each try. `sandboxed_checks` must be in the same folder.
 """
 
 import json

@@ -9,7 +9,7 @@ from paddock.envs import make
 from paddock.envs.terminal import sandboxed_checks
 from paddock.envs.terminal.generate import FAMILIES, available_families, generate_task
 from paddock.sandbox import ResourceLimits
-from tests.sandbox.boxes import BWRAP, MIB, in_box
+from tests.sandbox.sandboxes import BWRAP, MIB, in_sandbox
 
 BATCH = Path(__file__).with_name("batch_inside.py")
 LIMITS = ResourceLimits(
@@ -19,7 +19,7 @@ bwrap = pytest.mark.parametrize("backend", BWRAP)
 
 
 def tried(tasks, tries):
-    """The outcome of each try of each task; a try is a list of commands."""
+    """The outcome of each try at each task; a try is a list of commands."""
     rows = [
         {
             "files": [asdict(file) for file in each.files],
@@ -36,7 +36,7 @@ def tried(tasks, tries):
         await box.put(json.dumps(rows).encode(), "tasks.json")
         return await box.exec([*box.python, "batch_inside.py", "tasks.json"], timeout_s=300)
 
-    done = in_box(work, limits=LIMITS)
+    done = in_sandbox(work, limits=LIMITS)
     assert done.code == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -68,8 +68,8 @@ def test_two_hundred_tasks_are_sound(backend):
 
 
 @bwrap
-def test_a_higher_level_is_harder_for_a_hasty_policy(backend):
-    """One that stops after two commands."""
+def test_a_higher_level_is_harder_for_a_policy_that_stops_early(backend):
+    """The policy stops after two commands."""
     rates = []
     quick = ("files", "permissions", "search")
     for level in (1, 2, 3, 4):
@@ -93,7 +93,7 @@ def test_no_task_of_one_split_is_a_task_of_the_other():
     assert not train & test
 
 
-def test_every_family_comes_up():
+def test_every_family_occurs():
     taskset = make("terminal", {"levels": [2]})
     seen = {
         subtask.family for i in range(60) for subtask in taskset.generated_task(i, "train").subtasks
