@@ -139,7 +139,7 @@ def test_rollouts_that_ignore_cancellation_do_not_keep_the_process_alive(start, 
     process = begun(recipe_in(tmp_path, start), tmp_path / "run", *sets, first=IGNORE_CANCELLATION)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr.decode()
-    assert "was left behind" in stderr.decode() and "vault-2-0" in stderr.decode()
+    assert "was abandoned" in stderr.decode() and "vault-2-0" in stderr.decode()
     assert list(numbers(tmp_path / "run")) == [1]
 
 

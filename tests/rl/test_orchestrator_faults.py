@@ -31,7 +31,7 @@ def test_every_kind_of_failure_has_its_own_reason_and_no_reward(kind):
     partly = sum(failure in g.outcomes for b in learner.batches for g in b.groups)
     assert partly > 3
     reasons = {entry.reason for entry in ledger.groups("failed")}
-    expected = {f"{n} of 4 rollouts failed: {kind} at {failure.where} ({n})" for n in (2, 3, 4)}
+    expected = {f"{n} of 4 rollouts failed: {failure.label} ({n})" for n in (2, 3, 4)}
     assert reasons and reasons <= expected
     assert set(ledger.failure_counts()) == {("sums", kind, failure.where)}
 

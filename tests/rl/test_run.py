@@ -14,6 +14,7 @@ from paddock.journal import UNUSED_REASON, Journal, Ledger, LedgerView
 from paddock.launch.engines import open_model_folder
 from paddock.launch.rollout_engines import open_engines, paused
 from paddock.launch.rollouts import LEDGER_FILE, _task_specs
+from paddock.records import Failure
 from paddock.rl.group_filter import GroupFilter
 from paddock.rl.learner import Learner, open_learner
 from paddock.rl.trainer import policy_samples
@@ -228,7 +229,8 @@ def test_an_environment_that_always_fails_ends_the_run_with_the_reason(start, tm
 def test_sys_exit_in_an_environment_is_counted_against_its_budget(start, tmp_path, where):
     sets = [f"tasks.vault.args.exits={where}", "tasks.vault.max_consecutive_failed=2"]
     kind = "grader" if where == "grade" else "world"
-    with pytest.raises(RunAbortedError, match=rf"2 consecutive groups failed.*{kind} at {where}"):
+    label = Failure.kind_label(kind)
+    with pytest.raises(RunAbortedError, match=f"2 consecutive groups failed.*{label} at {where}"):
         run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets)
     with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
         found = [a for e in ledger.groups() for a in ledger.rollouts(e.ordinal).values()]
