@@ -15,7 +15,10 @@ RESTRICTED = {  # outside modules and calls, and the only places that may use th
     "torch.utils.cpp_extension": {"kernels/*"},
     "triton": {"kernels/*"},  # in an op's folder, beside its reference
     # worker processes of verifiers, and a program that runs inside the sandbox
-    "subprocess": {"sandbox", "launch", "cli", "envs/worker_pool.py", "envs/terminal"},
+    "subprocess": {
+        *{"sandbox", "launch", "cli", "envs/worker_pool.py", "envs/terminal"},
+        "kernels/cpu",  # the C++ compiler
+    },
     "os.environ": {"cli", "launch", "parallel"},
     "os.getenv": {"cli", "launch", "parallel"},
     "print": {"cli"},

@@ -7,6 +7,7 @@ time (`--hypothesis-profile explore` tries new ones).
 
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def pytest_runtest_setup() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_cpu_kernels_of_other_files() -> None:
+    """Kernels that a test has loaded stay loaded, and round otherwise than references: each file
+    begins without them, whatever ran before in its process."""
+    loaded = sys.modules.get("paddock.kernels.cpu")
+    if loaded is not None:
+        loaded._library = None
 
 
 # Seconds of the longest files on two busy cores (`--durations=80`, 2026-11-18).

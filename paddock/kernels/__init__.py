@@ -2,6 +2,7 @@
 
 block_table.py    block table: which storage slots hold the keys of each sequence
 compile.py        CUDA C++ compilation with NVRTC, cached on disk
+cpu/              C++ kernels for the CPU, compiled on the machine
 cuda_graphs.py    CUDA graph capture and replay
 dense_attention/  causal attention over expanded heads, to every key or to selected top-k keys
 dispatch.py       which kernels are enabled
@@ -20,6 +21,7 @@ mla_prepare/      fused norm, RoPE and KV cache write of MLA decode
 moe_permute/      permutes rows by expert and back to tokens
 newton_schulz/    Newton-Schulz orthogonalization for Muon
 norm/             RMSNorm and LayerNorm
+packed_linear/    linear layers, MLPs and experts with prepacked weights, on a CPU
 precision.py      accumulation dtypes
 rope/             rotary position embeddings in both layouts
 spans.py          query and key spans of a packed step

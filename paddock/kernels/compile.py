@@ -61,7 +61,7 @@ def compile_cuda(
     if library is None:
         raise KernelCompileError("NVRTC library not found in PyTorch's packages or on this system")
     flags = ("--std=c++17", f"--gpu-architecture={arch}", "--ptxas-options=-v", *options)
-    stem = (folder or _cache_dir()) / _digest(library, source, flags)
+    stem = (folder or cache_folder()) / _digest(library, source, flags)
     code, report = stem.with_suffix(".cubin"), stem.with_suffix(".txt")
     with suppress(OSError):
         return code.read_bytes(), report.read_text()
@@ -73,7 +73,8 @@ def compile_cuda(
     return binary, log
 
 
-def _cache_dir() -> Path:
+def cache_folder() -> Path:
+    """The folder of compiled kernels in the user's cache."""
     try:
         return Path.home() / ".cache" / "paddock" / "kernels"
     except RuntimeError:  # the user has no home folder

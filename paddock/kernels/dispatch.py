@@ -15,6 +15,7 @@ from torch import Tensor
 KERNELS = {
     "adamw": "a loop over parameters",
     "causal_attention": "PyTorch's attention over documents of many lengths",
+    "cpu": "every kernel in C++ for the CPU",
     "expert_topk": "sorting each token's router scores",
     "fused_experts": "sorting few rows by expert for grouped products",
     "gqa_decode": "gathering the keys of every sequence of a batch, and a loop over spans",

@@ -47,7 +47,7 @@ class DecoderLayer(nn.Module):
     def feed_forward(
         self, x_TD: Tensor, ctx: ForwardContext, aux: AuxOutputs
     ) -> tuple[Tensor, AuxOutputs]:
-        if isinstance(self.mlp, GatedMLP):
+        if not isinstance(self.mlp, MoE):
             return self.mlp(x_TD), aux
         y_TD, routing = self.mlp(x_TD)
         loss = None

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paddock.kernels.expert_topk import expert_topk
+from paddock.kernels import cpu
+from paddock.kernels.expert_topk import expert_topk, route_experts
 from paddock.kernels.fused_experts import fused_experts, is_supported
 from paddock.kernels.grouped_gemm import grouped_gemm
 from paddock.kernels.linear_fp32 import linear_fp32
@@ -67,7 +68,14 @@ class TopKRouter(nn.Module):
         self.register_buffer("bias", torch.zeros(moe.experts, dtype=torch.float32))
 
     def forward(self, x_TD: Tensor) -> Routing:
-        score_TE = linear_fp32(x_TD, self.weight).sigmoid()
+        logit_TE = linear_fp32(x_TD, self.weight)
+        moe = self.moe
+        if moe.groups == 1 and cpu.suits(logit_TE, self.bias):
+            routed = route_experts(
+                logit_TE, self.bias, moe.active, normalize=moe.normalize, scale=moe.scale
+            )
+            return Routing(*routed)
+        score_TE = logit_TE.sigmoid()
         expert_TK = select_experts(score_TE.detach() + self.bias, self.moe)
         weight_TK = score_TE.gather(1, expert_TK)
         if self.moe.normalize:

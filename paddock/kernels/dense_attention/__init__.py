@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from paddock.kernels.cpu import attention as cpu
 from paddock.kernels.spans import Span
 
 from . import packed, reference
@@ -39,6 +40,8 @@ def dense_attention(
     window: int | None = None,
 ) -> Tensor:
     heads = (query_THD, key_SGD, value_SGV)
+    if spans and cpu.suits(*heads):
+        return cpu.attend_spans(*heads, spans, scale=scale, window=window)
     ragged = len({span.keys for span in spans}) > packed.LENGTHS
     if window is None and ragged and packed.suits("causal_attention", *heads, spans):
         return packed.attention(*heads, spans, None, scale=scale)
@@ -55,6 +58,8 @@ def topk_masked_attention(
     scale: float,
 ) -> Tensor:
     heads = (query_THD, key_SGD, value_SGV)
+    if cpu.suits(*heads):
+        return cpu.attend_spans(*heads, spans, scale=scale, index_TK=index_TK)
     if packed.suits("topk_masked_attention", *heads, spans):
         return packed.attention(*heads, spans, index_TK, scale=scale)
     return reference.topk_masked_attention(*heads, spans, index_TK, scale=scale)

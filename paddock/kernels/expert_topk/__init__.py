@@ -1,9 +1,11 @@
 """Deterministic top-k experts of each token.
 
     expert_topk(score_TE, k) -> index_TK  int64
+    route_experts(logit_TE, bias_E, k, normalize=..., scale=...) -> expert_TK, weight_TK, score_TE
 
 The k best of each row by float32 score, ascending; of equal scores the lowest index wins; NaN ranks
 last, and -0.0 ties with 0.0. `topk` has the same rule for many keys and is the reference;
+`route_experts` is a router's sigmoid, selection and weights in one call of the CPU kernels;
 on a GPU rows of at most MAX_EXPERTS scores use the `fused` kernel, which never syncs with the host.
 """
 
@@ -12,6 +14,8 @@ from torch import Tensor
 from paddock.kernels.expert_topk import fused
 from paddock.kernels.topk import topk_indices
 
+from .cpu import route_experts
+
 
 def expert_topk(score_TE: Tensor, k: int) -> Tensor:
     if fused.suits(score_TE, k):
@@ -19,4 +23,4 @@ def expert_topk(score_TE: Tensor, k: int) -> Tensor:
     return topk_indices(score_TE, k)
 
 
-__all__ = ["expert_topk"]
+__all__ = ["expert_topk", "route_experts"]

@@ -29,10 +29,16 @@ def gqa_paged_decode(  # noqa: PLR0913  separate keys and values
         seen_BQM = seen_BQM & (key_M >= visible_BQ1 - window)
     out_BHQV = F.scaled_dot_product_attention(
         query_BQHD.transpose(1, 2),
-        key_SGD[pages.slot_BM].transpose(1, 2),
-        value_SGV[pages.slot_BM].transpose(1, 2),
+        _rows(key_SGD, pages).transpose(1, 2),
+        _rows(value_SGV, pages).transpose(1, 2),
         attn_mask=seen_BQM.unsqueeze(1),
         scale=scale,
         enable_gqa=query_BQHD.shape[2] != key_SGD.shape[1],
     )
     return out_BHQV.transpose(1, 2)
+
+
+def _rows(x_SGD: Tensor, pages: BlockTable) -> Tensor:
+    """[B, M, G, D]; index_select is several times faster than indexing on a CPU."""
+    slot_BM = pages.slot_BM
+    return x_SGD.index_select(0, slot_BM.flatten()).unflatten(0, slot_BM.shape)

@@ -17,7 +17,8 @@ counted within the sequence, -1 for none -> out_NHV. A query without keys gets z
 
 On a GPU halves use the Triton kernels in the last two: keys are split over programs, and there is
 no host sync, so that a CUDA graph can capture them. They multiply probabilities as halves. The
-first goes to sparse_mla there, with every key listed, unless the lists would be too long.
+first goes to sparse_mla there, with every key listed, unless the lists would be too long. On a CPU
+all three read the storage in place where its kernels are loaded.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paddock.kernels.block_table import BlockTable
+from paddock.kernels.cpu import attention as cpu
 from paddock.kernels.mla_decode import fused, reference
 from paddock.kernels.spans import Span
 
@@ -32,6 +34,9 @@ from paddock.kernels.spans import Span
 def mla_decode(
     query_THC: Tensor, row_SC: Tensor, spans: Sequence[Span], *, scale: float, value: int
 ) -> Tensor:
+    if _suits_cpu(query_THC, row_SC, value):
+        row_S1C = row_SC.unsqueeze(1)
+        return cpu.attend_spans(query_THC, row_S1C, row_S1C[..., :value], spans, scale=scale)
     listed = fused.suits(query_THC, row_SC, value) and fused.lists(spans)
     implementation = fused if listed else reference
     return implementation.mla_decode(query_THC, row_SC, spans, scale=scale, value=value)
@@ -46,6 +51,10 @@ def mla_paged_decode(
     scale: float,
     value: int,
 ) -> Tensor:
+    if _suits_cpu(query_BQHC, row_SC, value):
+        sequences = cpu.CpuSequences.of_batch(pages, visible_BQ)
+        out_THV = _attend_rows(query_BQHC.flatten(0, 1), row_SC, sequences, scale, value)
+        return out_THV.unflatten(0, query_BQHC.shape[:2])
     implementation = fused if fused.suits(query_BQHC, row_SC, value) else reference
     return implementation.mla_paged_decode(
         query_BQHC, row_SC, pages, visible_BQ, scale=scale, value=value
@@ -61,10 +70,24 @@ def mla_sparse_decode(
     scale: float,
     value: int,
 ) -> Tensor:
+    if _suits_cpu(query_NHC, row_SC, value):
+        sequences = cpu.CpuSequences.of_selection(pages.slot_mapping(index_NK))
+        return _attend_rows(query_NHC, row_SC, sequences, scale, value)
     implementation = fused if fused.suits(query_NHC, row_SC, value) else reference
     return implementation.mla_sparse_decode(
         query_NHC, row_SC, pages, index_NK, scale=scale, value=value
     )
+
+
+def _suits_cpu(query: Tensor, row_SC: Tensor, value: int) -> bool:
+    return cpu.suits(query, row_SC, row_SC[..., :value])
+
+
+def _attend_rows(
+    query_THC: Tensor, row_SC: Tensor, sequences: cpu.CpuSequences, scale: float, value: int
+) -> Tensor:
+    row_S1C = row_SC.unsqueeze(1)
+    return cpu.attend(query_THC, row_S1C, row_S1C[..., :value], sequences, scale=scale)
 
 
 __all__ = ["mla_decode", "mla_paged_decode", "mla_sparse_decode"]

@@ -10,10 +10,13 @@ cos and sin are float32 and take no gradient; the rotation happens in at least t
 the result has x's dtype. T tokens, H heads, P pairs; of D dims the 2 P from `first` on are rotated
 and the others left alone.
 
-`reference` is the definition; on a GPU halves go to `fused`, a single pass.
+`reference` is the definition; on a GPU halves go to `fused`, a single pass, and
+without gradients to the CPU kernels where they are loaded.
 """
 
 from torch import Tensor
+
+from paddock.kernels import cpu
 
 from . import fused, reference
 
@@ -22,6 +25,8 @@ def rope_interleaved(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int =
     _check_dims(x_THD, cos_TP, first)
     if fused.suits(x_THD, cos_TP):
         return fused.rotate(x_THD, cos_TP, sin_TP, first, interleaved=True)
+    if cpu.suits(x_THD):
+        return _cpu_rope(x_THD, cos_TP, sin_TP, first, interleaved=True)
     return reference.rope_interleaved(x_THD, cos_TP, sin_TP, first)
 
 
@@ -29,7 +34,24 @@ def rope_halves(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int = 0) -
     _check_dims(x_THD, cos_TP, first)
     if fused.suits(x_THD, cos_TP):
         return fused.rotate(x_THD, cos_TP, sin_TP, first, interleaved=False)
+    if cpu.suits(x_THD):
+        return _cpu_rope(x_THD, cos_TP, sin_TP, first, interleaved=False)
     return reference.rope_halves(x_THD, cos_TP, sin_TP, first)
+
+
+def _cpu_rope(
+    x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int, *, interleaved: bool
+) -> Tensor:
+    T, H, D = x_THD.shape
+    out_THD = x_THD.new_empty(T, H, D)
+    angles = cos_TP.contiguous(), sin_TP.contiguous()
+    cpu.function("rope", x_THD.dtype)(
+        *(T, H, D),
+        *(x_THD.data_ptr(), x_THD.stride(0), x_THD.stride(1)),
+        *(out_THD.data_ptr(), first),
+        *(angles[0].data_ptr(), angles[1].data_ptr(), cos_TP.shape[1], interleaved),
+    )
+    return out_THD
 
 
 def _check_dims(x_THD: Tensor, cos_TP: Tensor, first: int) -> None:

@@ -26,6 +26,8 @@ all queries, in the order in which programs finish, and differ in the last bits 
 import torch
 from torch import Tensor
 
+from paddock.kernels.cpu import attention as cpu
+
 from . import fused, reference
 from .problem import Problem
 
@@ -40,6 +42,9 @@ def sparse_mla(
     deterministic: bool | None = None,
 ) -> Tensor:
     problem = Problem(query_THC, row_SC, index_TK, scale, value)
+    if cpu.suits(query_THC, row_SC, row_SC[..., :value]):
+        row_S1C, sequences = row_SC.unsqueeze(1), cpu.CpuSequences.of_selection(index_TK)
+        return cpu.attend(query_THC, row_S1C, row_S1C[..., :value], sequences, scale=scale)
     if not fused.suits(problem):
         return reference.sparse_mla(query_THC, row_SC, index_TK, scale=scale, value=value)
     if deterministic is None:

@@ -24,7 +24,8 @@ Nothing here is differentiable.
 On an NVIDIA GPU one launch scores a block of queries of many documents (Triton), one selects (CUDA
 C++), and only that block's scores exist. They are rounded in another order than the reference's, so
 keys that differ by less than rounding may be ranked differently; on equal scores both select
-the same keys. Without Triton or NVRTC, for float64 and for k above 4096 the reference is used.
+the same keys. The CPU kernels, where they are loaded, do the same without
+gathering keys. Without Triton or NVRTC, for float64 and for k above 4096 the reference is used.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ from paddock.kernels.block_table import BlockTable
 from paddock.kernels.index_scores.reference import IndexKeys
 from paddock.kernels.spans import Span
 
-from . import cuda, fused, reference
+from . import cpu, cuda, fused, reference
 from .reference import topk_indices
 
 
@@ -60,6 +61,8 @@ def index_topk(query_THD: Tensor, key_SD: Tensor, weight_TH: Tensor, past: int, 
 def index_topk_varlen(
     query_THD: Tensor, keys: IndexKeys, weight_TH: Tensor, spans: Sequence[Span], k: int
 ) -> Tensor:
+    if spans and keys.scale_S is None and cpu.suits(query_THD, keys.row_SD):
+        return cpu.index_topk_varlen(query_THD, keys, weight_TH, spans, k)
     longest = max((span.keys for span in spans), default=0)
     implementation = fused if longest and fused.suits(query_THD, keys, longest, k) else reference
     return implementation.index_topk_varlen(query_THD, keys, weight_TH, spans, k)
@@ -74,6 +77,8 @@ def index_topk_paged(
     k: int,
 ) -> Tensor:
     assert keys.slot_S is None
+    if keys.scale_S is None and cpu.suits(query_NHD, keys.row_SD):
+        return cpu.index_topk_paged(query_NHD, keys, weight_NH, pages, visible_BQ, k)
     implementation = fused if fused.suits(query_NHD, keys, pages.max_keys, k) else reference
     return implementation.index_topk_paged(query_NHD, keys, weight_NH, pages, visible_BQ, k)
 

@@ -23,6 +23,7 @@ class GQA(nn.Module):
         assert config.gqa is not None
         self.gqa, self.layer = config.gqa, layer
         self.rotate = APPLY_ROPE[config.rope.layout]
+        self.interleaved = config.rope.layout == "interleaved"
         gqa, hidden = self.gqa, config.hidden
         self.q = nn.Linear(hidden, gqa.heads * gqa.dim, bias=gqa.bias != "none")
         self.k = nn.Linear(hidden, gqa.kv_heads * gqa.dim, bias=gqa.bias != "none")
@@ -35,21 +36,22 @@ class GQA(nn.Module):
     def forward(
         self, x_TD: Tensor, ctx: ForwardContext, selection: TopKSelection | None
     ) -> tuple[Tensor, TopKSelection | None, AuxOutputs]:
-        query_THD, key_TGD, value_TGD = self.project(x_TD, ctx)
-        metadata, kv_cache = ctx.attn_metadata, ctx.kv_cache
-        key_SGD = kv_cache.update(self.layer, "key", key_TGD)
-        value_SGD = kv_cache.update(self.layer, "value", value_TGD)
+        metadata = ctx.attn_metadata
+        query_THD, key_SGD, value_SGD = self.project_and_cache(x_TD, ctx)
         prefill_THD, decode_THD = metadata.split_prefill_decode(query_THD)
         outputs = []
         if prefill_THD is not None:
+            # A KV cache is read through its slots; ranks and shared prefixes need a copy.
+            in_place = metadata.context_shard is None and metadata.query_T is None
             outputs.append(
                 gqa_chunked_prefill(
                     prefill_THD,
-                    metadata.gather_keys(key_SGD),
-                    metadata.gather_keys(value_SGD),
+                    key_SGD if in_place else metadata.gather_keys(key_SGD),
+                    value_SGD if in_place else metadata.gather_keys(value_SGD),
                     metadata.prefill_spans,
                     scale=self.gqa.dim**-0.5,
                     window=self.window,
+                    slot_S=metadata.kv_slot_S if in_place else None,
                 )
             )
         if decode_THD is not None:
@@ -72,6 +74,12 @@ class GQA(nn.Module):
             window=self.window,
         )
         return out_BQHD.flatten(0, 1)
+
+    def project_and_cache(self, x_TD: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries, and the storage of keys and values with the new tokens in it."""
+        query_THD, key_TGD, value_TGD = self.project(x_TD, ctx)
+        key_SGD = ctx.kv_cache.update(self.layer, "key", key_TGD)
+        return query_THD, key_SGD, ctx.kv_cache.update(self.layer, "value", value_TGD)
 
     def project(self, x_TD: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, per head."""

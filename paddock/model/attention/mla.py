@@ -242,12 +242,18 @@ class MLA(nn.Module):
     def absorb(self, query_THD: Tensor) -> Tensor:
         """Queries in latent space, comparable with latent KV entries directly."""
         nope_THN, rope_THR = query_THD.split((self.mla.nope, self.mla.rope), dim=-1)
+        absorb = getattr(self.kv_b, "absorb", None)  # a packed up-projection
+        if absorb is not None:
+            return torch.cat((absorb(nope_THN), rope_THR), dim=-1)
         key_up_HNL, _ = self.up_projections()
         latent_HTL = torch.bmm(nope_THN.transpose(0, 1), key_up_HNL)
         return torch.cat((latent_HTL.transpose(0, 1), rope_THR), dim=-1)
 
     def project_values(self, out_THL: Tensor) -> Tensor:
         """Up-project attention outputs from latent space to values."""
+        project_values = getattr(self.kv_b, "project_values", None)  # a packed up-projection
+        if project_values is not None:
+            return project_values(out_THL)  # type: ignore[no-any-return]
         _, value_up_HVL = self.up_projections()
         return torch.bmm(out_THL.transpose(0, 1), value_up_HVL.mT).transpose(0, 1)
 

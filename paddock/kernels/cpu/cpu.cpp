@@ -1,0 +1,77 @@
+// Entry points of the CPU kernels, one for each dtype. Pointers, sizes and strides (in elements) come
+// from Python, which checks them.
+#include "attention.h"
+#include "elementwise.h"
+#include "experts.h"
+#include "index_topk.h"
+
+#define FOR_BOTH(DEFINE) DEFINE(f32, float) DEFINE(bf16, bf16)
+
+extern "C" {
+void set_threads(int threads) { Pool::get().resize(threads); }
+
+#define LINEAR(name, T)                                                                                          \
+  void linear_##name(long M, long N, long K, const T* x, long ldx, const T* w, const T* bias, T* out,            \
+                     long ldo) {                                                                                 \
+    linear<T, T>(M, N, K, x, ldx, w, bias, out, ldo);                                                  \
+  }                                                                                                              \
+  void linear_to_f32_##name(long M, long N, long K, const T* x, long ldx, const T* w, const T* bias, float* out, \
+                           long ldo) {                                                                           \
+    linear<T, float>(M, N, K, x, ldx, w, bias, out, ldo);                                            \
+  }                                                                                                              \
+  void gate_up_##name(long M, long F, long K, const T* x, long ldx, const T* w, T* out, long ldo) {              \
+    gate_up<T>(M, F, K, x, ldx, w, out, ldo);                                                                    \
+  }
+FOR_BOTH(LINEAR)
+
+#define ELEMENTWISE(name, T)                                                                                     \
+  void rms_norm_##name(long M, long D, const T* x, long ldx, const T* weight, float eps, T* out, long ldo) {     \
+    rms_norm<T>(M, D, x, ldx, weight, eps, out, ldo);                                                            \
+  }                                                                                                              \
+  void rope_##name(long M, long H, long D, const T* x, long ldx, long ldh, T* out, long first, const float* cos, \
+                   const float* sin, long P, int interleaved) {                                                  \
+    rope<T>(M, H, D, x, ldx, ldh, out, first, cos, sin, P, interleaved);                                         \
+  }
+#define ROPE_AND_CACHE(name, T)                                                                                  \
+  void rope_and_cache_##name(long M, long H, long G, long D, const T* qkv, const float* cos, const float* sin,   \
+                             long P, int interleaved, const int64_t* slot, T* query, T* key, T* value) {         \
+    rope_and_cache<T>(M, H, G, D, qkv, cos, sin, P, interleaved, slot, query, key, value);                       \
+  }
+FOR_BOTH(ELEMENTWISE)
+FOR_BOTH(ROPE_AND_CACHE)
+
+#define ATTENTION(name, T)                                                                                       \
+  void attention_##name(long B, const int64_t* query, const int64_t* queries, const int64_t* keys,               \
+                        const int64_t* page, long pages, long page_size, const int32_t* index, long K,           \
+                        const int64_t* first_key, long H, long G, long D, long V, float scale,                   \
+                        long window, const T* q, long ldq, const T* k, long ldk, long key_head,                  \
+                        const T* v, long ldv, long value_head, T* out) {                                         \
+    attention<T>({B, query, queries, keys, page, pages, page_size}, {index, K, first_key},                       \
+                 {H, G, D, V, scale, window}, q, ldq, k, ldk, key_head, v, ldv, value_head, out);                \
+  }
+FOR_BOTH(ATTENTION)
+
+#define EXPERTS(name, T)                                                                                         \
+  void linear_fp32_##name(long M, long N, long K, const T* x, long ldx, const float* w, float* out) {            \
+    linear_fp32<T>(M, N, K, x, ldx, w, out);                                                                     \
+  }                                                                                                              \
+  void linear_stack_##name(long H, long M, long N, long K, const T* x, long ldx, long x_head, const T* w, T* out, \
+                           long ldo, long out_head) {                                                            \
+    linear_stack<T>(H, M, N, K, x, ldx, x_head, w, out, ldo, out_head);                                          \
+  }                                                                                                              \
+  void experts_##name(long tokens, long D, long F, long E, long K, const T* x, long ldx, const int64_t* expert,  \
+                      const float* weight, const T* gate_up, const T* down, T* out) {                            \
+    experts<T>(tokens, D, F, E, K, x, ldx, expert, weight, gate_up, down, out);                                  \
+  }                                                                                                              \
+  void index_topk_##name(long B, const int64_t* query, const int64_t* queries, const int64_t* keys,              \
+                         const int64_t* page, long pages, long page_size, long H, long D, const T* q,            \
+                         const float* weight, const T* key, long k, int32_t* index) {                            \
+    index_topk<T>({B, query, queries, keys, page, pages, page_size}, H, D, q, weight, key, k, index);            \
+  }
+FOR_BOTH(EXPERTS)
+
+void route_experts(long tokens, long E, long K, const float* logits, const float* bias, int normalize, float scale,
+                   float* score, int64_t* expert, float* weight) {
+  route(tokens, E, K, logits, bias, normalize, scale, score, expert, weight);
+}
+}

@@ -1,0 +1,78 @@
+// RMSNorm and rotary embedding.
+#pragma once
+#include "pool.h"
+#include "vec.h"
+
+constexpr double COST = 16;  // of an element, in multiplications
+constexpr long SOME_ROWS = 16;  // of a task
+
+// Calls row(m) for M rows of `elements` elements.
+template <class F> inline void for_rows(long M, long elements, F row) {
+  parallel((M + SOME_ROWS - 1) / SOME_ROWS, COST * M * elements, [&](long task) {
+    for (long m = task * SOME_ROWS; m < std::min(M, (task + 1) * SOME_ROWS); m++) row(m);
+  });
+}
+
+// Normed rows are rounded to T before the weight multiplies them, as the reference does.
+template <class T> void rms_norm(long M, long D, const T* x, long ldx, const T* weight, float eps, T* out, long ldo) {
+  for_rows(M, D, [&](long m) {
+    const T* row = x + m * ldx;
+    T* to = out + m * ldo;
+    vec squares = {};
+    long d = 0;
+    for (; d + LANES <= D; d += LANES) { vec v = load(row + d); squares += v * v; }
+    if (d < D) { vec v = load_some(row + d, D - d); squares += v * v; }
+    float scale = 1.0f / std::sqrt(sum(squares) / D + eps);
+    auto normed = [&](vec v) {
+      v = v * scale;
+      if (sizeof(T) == 2) { T rounded[LANES]; store(rounded, v); v = load(rounded); }
+      return v;
+    };
+    for (d = 0; d + LANES <= D; d += LANES) store(to + d, normed(load(row + d)) * load(weight + d));
+    if (d < D) {
+      int some = (int)(D - d);
+      store_some(to + d, normed(load_some(row + d, some)) * load_some(weight + d, some), some);
+    }
+  });
+}
+
+// Rotates the 2 P dims of `x` in place. Pairs are (0, 1), (2, 3), ... or (0, P), (1, P + 1), ...
+template <class T> inline void rotate(T* x, const float* cos, const float* sin, long P, bool interleaved) {
+  long step = interleaved ? 2 : 1, other = interleaved ? 1 : P;
+  for (long p = 0; p < P; p++) {
+    T *a = x + p * step, *b = a + other;
+    float u = widen(*a), v = widen(*b);
+    narrow(u * cos[p] - v * sin[p], a);
+    narrow(u * sin[p] + v * cos[p], b);
+  }
+}
+
+// A copy of H heads of D dims of every token with dims [first, first + 2 P) rotated.
+template <class T>
+void rope(long M, long H, long D, const T* x, long ldx, long ldh, T* out, long first, const float* cos,
+          const float* sin, long P, bool interleaved) {
+  for_rows(M, H * D, [&](long m) {
+    for (long h = 0; h < H; h++) {
+      T* to = out + (m * H + h) * D;
+      memcpy(to, x + m * ldx + h * ldh, D * sizeof(T));
+      rotate(to + first, cos + m * P, sin + m * P, P, interleaved);
+    }
+  });
+}
+
+// Of rows [query heads | key heads | value heads]: rotated queries to `query`, rotated keys and the
+// values to their slots of the KV cache.
+template <class T>
+void rope_and_cache(long M, long H, long G, long D, const T* qkv, const float* cos, const float* sin, long P,
+                    bool interleaved, const int64_t* slot, T* query, T* key, T* value) {
+  for_rows(M, (H + 2 * G) * D, [&](long m) {
+    const T* row = qkv + m * (H + 2 * G) * D;
+    T* to = query + m * H * D;
+    memcpy(to, row, H * D * sizeof(T));
+    for (long h = 0; h < H; h++) rotate(to + h * D, cos + m * P, sin + m * P, P, interleaved);
+    T* stored = key + slot[m] * G * D;
+    memcpy(stored, row + H * D, G * D * sizeof(T));
+    for (long g = 0; g < G; g++) rotate(stored + g * D, cos + m * P, sin + m * P, P, interleaved);
+    memcpy(value + slot[m] * G * D, row + (H + G) * D, G * D * sizeof(T));
+  });
+}
