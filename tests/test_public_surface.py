@@ -17,7 +17,7 @@ RELIED_ON = {
     "engine": ["Engine", "EngineSettings"],
     "envs": ["Env", "Tool"],  # base of an own environment, and its tools
     "launch": ["distill"],
-    "model": ["GrowingCache", "KVCache", "NoCache"],
+    "model": ["GrowingCache", "KVCache"],
     "optim": ["AdamW", "LinearRampSchedule", "Muon", "PiecewiseConstantSchedule"],
     "parallel": ["MeshError"],
     "quant": [

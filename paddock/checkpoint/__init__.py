@@ -42,6 +42,7 @@ from paddock.checkpoint.weight_sync import (
     load_weights,
     serialize_update,
     tensor_digest,
+    weight_destinations,
 )
 
 __all__ = [
@@ -72,5 +73,6 @@ __all__ = [
     "tensor_digest",
     "tensor_names",
     "training_state",
+    "weight_destinations",
     "write_tensors",
 ]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paddock.checkpoint.safetensors_folder import CheckpointError, check_finite
 from paddock.checkpoint.tensor_names import TensorMapping, is_redundant, map_tensor, slice_tensor
-from paddock.model import Transformer
+from paddock.model import Transformer, packed
 
 VERSION, SUM = "version", "sum."  # header keys
 
@@ -47,6 +47,25 @@ def iter_released_tensors(network: Transformer) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in network.state_dict().items():
         for piece in map_tensor(name, tuple(tensor.shape), network.config):
             yield piece.released_name, slice_tensor(tensor.detach(), piece)
+
+
+def weight_destinations(network: Transformer) -> dict[str, Tensor | packed.PackedTensor]:
+    """Where new weights are written, by released name: views of tensors, or packed tensors."""
+    packed_by_name = dict(packed.packed_tensors(network))
+    if not packed_by_name:
+        return dict(iter_released_tensors(network))
+    plain = {
+        name: tensor.detach()
+        for name, tensor in (*network.named_parameters(), *network.named_buffers())
+    }
+    found: dict[str, Tensor | packed.PackedTensor] = {}
+    for name, tensor in plain.items():
+        for piece in map_tensor(name, tuple(tensor.shape), network.config):
+            found[piece.released_name] = slice_tensor(tensor, piece)
+    for name, packed_tensor in packed_by_name.items():
+        for piece in map_tensor(name, packed_tensor.shape, network.config):
+            found[piece.released_name] = packed_tensor.piece(piece.expert, piece.rows)
+    return found
 
 
 @torch.no_grad()

@@ -119,7 +119,7 @@ class CudaGraphRunner:
     ) -> "CudaGraphRunner | None":
         """A runner, or None if graphs are disabled or unsupported: linear-attention layers, routing
         capture, or weights other than bfloat16 (whose kernels synchronize with the host)."""
-        dtype, capturable = network.embed.weight.dtype, can_capture(cache.device)
+        dtype, capturable = network.dtype, can_capture(cache.device)
         supported = dtype == torch.bfloat16 and has_triton()
         if settings.cuda_graphs and capturable and not supported:
             raise ConfigError(f"'cuda_graphs' needs Triton and bfloat16 weights, got {dtype}")
@@ -219,7 +219,7 @@ class CudaGraphRunner:
             number_I = torch.zeros(
                 4 * N + size.sequences * size.pages, dtype=torch.int32, device=device
             )
-            hidden_ND = self.network.embed.weight.new_zeros(N, self.network.config.hidden)
+            hidden_ND = self.network.norm.weight.new_zeros(N, self.network.config.hidden)
             inputs = self._inputs[size] = CudaGraphBuffers(number_I, hidden_ND, size)
         padded = batch.padded_to(size.sequences)
         token_N = np.concatenate((token_N, np.tile(token_N[: batch.query_len], N)))[:N]

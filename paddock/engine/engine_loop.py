@@ -53,7 +53,7 @@ class EngineLoop:
     def __init__(
         self, network: Transformer, settings: EngineSettings, clock: Callable[[], float]
     ) -> None:
-        weight = network.embed.weight
+        weight = network.norm.weight
         found = resolve_kv_cache_config(settings, network.config, weight.element_size())
         layers = cached_layers(settings, network.config)
         self.network, self.settings, self.capacity, self.clock = network, settings, found, clock

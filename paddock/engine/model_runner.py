@@ -92,7 +92,7 @@ class ModelRunner:
         sampling_table: SamplingTable,
     ) -> None:
         self.network, self.cache, self.settings = network, cache, settings
-        device = network.embed.weight.device
+        device = network.device
         self.sampler = Sampler(sampling_table, network.config.vocab, device)
         if device.type == "cuda" and is_enabled("mla_prepare"):
             network.fuse_weights()  # before CUDA graphs capture weight addresses

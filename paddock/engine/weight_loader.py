@@ -11,13 +11,14 @@ from torch import Tensor
 
 from paddock.checkpoint import (
     CheckpointError,
-    iter_released_tensors,
     load_weights,
     meta_model,
     safetensors_folder,
     tensor_names,
+    weight_destinations,
 )
 from paddock.engine.engine import Engine
+from paddock.model import packed
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in safetensors_folder.FLOAT_DTYPES}
 
@@ -48,10 +49,8 @@ class WeightReceiver:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.config = engine, engine.config
-        self.tensors: dict[str, Tensor] = engine.run_between_steps(
-            lambda n: dict(iter_released_tensors(n))
-        ).result()
-        self.device = next(iter(self.tensors.values())).device
+        self.tensors = engine.run_between_steps(weight_destinations).result()
+        self.device = engine.run_between_steps(lambda n: n.device).result()
         self._meta_model = meta_model(engine.config)
 
     def validate(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -67,6 +66,11 @@ class WeightReceiver:
         # Checked by loading into a meta model, which copies nothing.
         load_weights(self._meta_model, tensors, whole=False)
         return {name: tensor for name, tensor in tensors.items() if name in self.tensors}
+
+    def read(self, name: str) -> Tensor:
+        """The served values: the tensor itself, or a copy of a packed one."""
+        tensor = self.tensors[name]
+        return tensor.read() if isinstance(tensor, packed.PackedTensor) else tensor
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy into the model; call it on the engine thread, between two steps."""
@@ -97,7 +101,7 @@ class WeightReceiver:
             if any(size < 0 for size in each.shape):
                 raise CheckpointError(f"tensor '{each.name}' cannot have shape {each.shape}")
         incoming = sum(prod(each.shape) for each in tensors)
-        known = sum(tensor.numel() for tensor in self.tensors.values())
+        known = sum(prod(tensor.shape) for tensor in self.tensors.values())
         if incoming > 2 * known:  # tied tensors may be sent twice, but nothing more often
             raise CheckpointError(f"{incoming:,} values are too many: the model has {known:,}")
         rows = zip(tensors, dtypes, strict=True)
@@ -123,12 +127,16 @@ class StagedWeightLoader:
     def add_validated(self, name: str, tensor: Tensor) -> None:
         """Stage a tensor that is already validated. It is copied: the trainer may reuse its buffer
         and a memory-mapped file may be overwritten."""
-        self._stage(name, tensor.detach().to(self._receiver.tensors[name], copy=True))
+        self._stage(name, self._converted(name, tensor, copy=True))
 
     def add_without_copy(self, tensors: Mapping[str, Tensor]) -> None:
         """As `add`, without a copy; the tensors must not change until they are applied."""
         for name, tensor in self._receiver.validate(tensors).items():
-            self._stage(name, tensor.detach().to(self._receiver.tensors[name]))
+            self._stage(name, self._converted(name, tensor, copy=False))
+
+    def _converted(self, name: str, tensor: Tensor, *, copy: bool) -> Tensor:
+        receiver = self._receiver
+        return tensor.detach().to(receiver.device, receiver.tensors[name].dtype, copy=copy)
 
     def _stage(self, name: str, staged: Tensor) -> None:
         if name in self.names:

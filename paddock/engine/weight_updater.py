@@ -190,14 +190,16 @@ class EngineWeightUpdater:
     def checksums(self) -> Mapping[str, str]:
         """Digests of all tensors by released name. The engine keeps stepping."""
         with self._update_lock:
-            return {name: tensor_digest(tensor) for name, tensor in self._receiver.tensors.items()}
+            return {
+                name: tensor_digest(self._receiver.read(name)) for name in self._receiver.tensors
+            }
 
     def mismatched(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Names of `tensors` that differ from the served ones in the engine's dtype; compared on
         the device, which takes a thousandth of the time of checksums."""
         with self._update_lock:
             pairs = [
-                (name, self._receiver.tensors[name], given)
+                (name, self._receiver.read(name), given)
                 for name, given in tensors.items()
                 if name in self._receiver.tensors
             ]
@@ -220,7 +222,7 @@ class EngineWeightUpdater:
         if count < 0:
             raise CheckpointError(f"the number of values must not be negative, got {count}")
         with self._update_lock:
-            values = self._receiver.tensors[name].flatten()[:count].double()
+            values = self._receiver.read(name).flatten()[:count].double()
             return values.tolist()  # type: ignore[no-any-return]
 
     # --- internals --------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ class EngineWeightUpdater:
         buckets = self._open_buckets()
         if buckets is not None:
             fresh = () if self.in_place_buckets else new.names - buckets.names
-            buckets.replaced |= {name: self._receiver.tensors[name].clone() for name in fresh}
+            buckets.replaced |= {name: self._receiver.read(name).clone() for name in fresh}
             buckets.names |= new.names
         running = self.engine.update_weights(lambda _: new.write(), version, mode)
         self.last_update = new.stats(version)

@@ -11,6 +11,7 @@ kv_cache.py  KV cache protocol, no cache for training, a growing cache for one s
 moe.py       gated MLP, top-k router, routed experts and their balance loss
 mtp.py       multi-token prediction, one layer for all depths
 norm.py      RMSNorm and LayerNorm modules
+packed.py    weights packed for serving on a CPU
 presets.py   named configurations, nano to GLM-5
 roles.py     role of each parameter: optimizer group, Muon split, float32 storage
 rope.py      rotary position embeddings and their context scaling
@@ -19,12 +20,12 @@ surgery.py   change the attention, indexer or vocabulary of trained weights
 fuse.py      linear layers with the same input as one matrix product
 """
 
-from paddock.model import attention, config, cost
+from paddock.model import attention, config, cost, packed
 from paddock.model.attention_metadata import AttentionMetadata, DecodeBatch
 from paddock.model.config import ModelConfig
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.forward_context import AuxOutputs, AuxRequest, ForwardContext, TopKSelection
-from paddock.model.kv_cache import GrowingCache, KVCache, NoCache
+from paddock.model.kv_cache import GrowingCache, KVCache
 from paddock.model.moe import GatedMLP, GroupedExperts, MoE, Routing, TopKRouter
 from paddock.model.mtp import MTP
 from paddock.model.norm import RMSNorm
@@ -49,7 +50,6 @@ __all__ = [
     "KVCache",
     "MoE",
     "ModelConfig",
-    "NoCache",
     "RMSNorm",
     "Routing",
     "TopKRouter",
@@ -61,6 +61,7 @@ __all__ = [
     "config",
     "cost",
     "inv_freq",
+    "packed",
     "parameter_roles",
     "preset",
     "resize_token_embeddings",

@@ -91,6 +91,15 @@ class Transformer(nn.Module):
         return ForwardContext(metadata, kv_cache or NoCache(), cos_TP, sin_TP, aux or AuxRequest())
 
     @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of activations."""
+        return self.norm.weight.dtype
+
+    @property
     def rope_dim(self) -> int:
         config = self.config
         if any(kind in LATENT_ATTENTION for kind in config.attention):
@@ -101,7 +110,7 @@ class Transformer(nn.Module):
 
     def logits(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """[T, vocab] float32 logits of one sequence from its beginning."""
-        token_T = torch.as_tensor(token_ids, dtype=torch.int64, device=self.embed.weight.device)
+        token_T = torch.as_tensor(token_ids, dtype=torch.int64, device=self.device)
         if token_T.ndim != 1 or not len(token_T):
             raise ValueError(
                 f"logits takes one non-empty sequence, got shape {tuple(token_T.shape)}"
