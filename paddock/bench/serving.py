@@ -205,6 +205,8 @@ def open_benchmark_engine(
     (chosen,) = engines.pick_devices(device, 1)
     dtype = dtype or ("float32" if chosen == "cpu" else "bfloat16")
     network = _network(model, chosen, dtype)
+    if chosen == "cpu":
+        engines.pack_for_cpu(network, wait=True)
     settings = EngineSettings(
         max_running_requests=max_concurrency,
         num_speculative_tokens=mtp,

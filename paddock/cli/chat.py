@@ -53,7 +53,9 @@ def chat(
         stop_token_ids=stops or None,
     )
     dtype = engines.pick_dtype(model.folder, device, None)
-    (engine,) = engines.load_engines(model, [device], dtype, settings, fits=True)
+    (engine,) = engines.load_engines(
+        model, [device], dtype, settings, fits=True, compile_kernels=False
+    )
     with engine:
         loop = ChatLoop(
             model, engine, SamplingParams(max_new_tokens=max_tokens, **sampling), system

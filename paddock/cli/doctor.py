@@ -33,6 +33,7 @@ EXTRAS = {
 # Programs, any one of which is enough, and how to install one.
 PROGRAMS = {
     "nvcc": (("nvcc",), "the CUDA toolkit, to build kernels written in CUDA C++"),
+    "C++ compiler": (("g++", "clang++", "c++"), "apt install g++, for kernels on the CPU"),
     "podman or docker": (
         ("podman", "docker"),
         "apt install podman, for environments in containers",

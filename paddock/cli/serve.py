@@ -114,11 +114,11 @@ def serve(  # noqa: PLR0913  one option each
 
 
 def _print_info(info: launch.ServerInfo) -> None:
+    from paddock.model import cost
+
     engine, replicas, url = info.engines[0], len(info.engines), info.url
     capacity = engine.capacity
-    parameters = sum(
-        p.numel() for p in engine.run_between_steps(lambda n: list(n.parameters())).result()
-    )
+    parameters = cost.count_parameters(info.model.config).total
     memory = units.format_bytes(capacity.tokens * capacity.bytes_per_token)
     max_running = engine.settings.max_running_requests
     at_full_context = min(max_running, capacity.tokens // capacity.context_length)
@@ -138,6 +138,7 @@ def _print_info(info: launch.ServerInfo) -> None:
         "requests": f"max {max_running} running per replica, {at_full_context} at full context",
         "chunked prefill": f"{engine.settings.max_prefill_tokens:,} tokens per step",
         "speculative": f"{engine.settings.num_speculative_tokens} draft tokens (MTP)",
+        **({"kernels": _cpu_kernels()} if "cpu" in info.devices else {}),
         "chat page": url,
         "OpenAI": f"{url}/v1",
         "Anthropic": url,
@@ -145,6 +146,16 @@ def _print_info(info: launch.ServerInfo) -> None:
         "try": curl,
     }.items():
         typer.echo(f"{name:<15} {text}")
+
+
+def _cpu_kernels() -> str:
+    from paddock.kernels import cpu
+
+    if cpu.is_loaded():
+        return "compiled for this CPU"
+    if not cpu.can_compile():
+        return "references (apt install g++ for compiled ones)"
+    return "references; compiling in the background, for the next start"
 
 
 def _warn(settings: "ServeSettings", options: launch.ServeOptions) -> None:

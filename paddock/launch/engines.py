@@ -77,20 +77,43 @@ def pick_dtype(folder: Path, device: str, requested: str | None) -> str:
 
 
 def load_engines(
-    model: ModelFolder, devices: list[str], dtype: str, settings: "EngineSettings", *, fits: bool
+    model: ModelFolder,
+    devices: list[str],
+    dtype: str,
+    settings: "EngineSettings",
+    *,
+    fits: bool,
+    compile_kernels: bool = True,
 ) -> "list[Engine]":
     """One engine per device, each with its own copy of the weights. With `fits` the KV cache takes
-    the free memory, or on the CPU a fixed amount, but at least one request of full length."""
+    the free memory, or on the CPU a fixed amount, but at least one request of full length. Without
+    `compile_kernels` an engine on the CPU does not wait for its kernels if they must be compiled
+    first: they are compiled in the background, for the next start."""
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine
 
     found: list[Engine] = []
     for i, device in enumerate(devices):
         network = load_pretrained(model.folder, dtype, device)
+        if device == "cpu":
+            pack_for_cpu(network, wait=compile_kernels)
         share = sum(1 for other in devices[i:] if other == device)
         chosen = fit_kv_cache(model, device, network, settings, share) if fits else settings
         found.append(Engine(network, model.tokenizer, chosen))
     return found
+
+
+def pack_for_cpu(network: "Transformer", *, wait: bool) -> bool:
+    """Pack the weights of a network for the CPU kernels; False if references are used."""
+    from paddock.kernels import cpu
+    from paddock.model import packed
+
+    if not cpu.load(wait=wait):
+        if not wait:
+            cpu.compile_in_background()
+        return False
+    packed.pack_weights(network)
+    return True
 
 
 def fit_kv_cache(
@@ -103,13 +126,13 @@ def fit_kv_cache(
     """Settings with a KV cache sized to the free memory, which `share` engines divide."""
     from paddock.engine import kv_bytes_per_token
 
-    itemsize = network.embed.weight.element_size()
+    itemsize = network.dtype.itemsize
     context = settings.context_length or model.config.context
     tokens = context + 2 * settings.num_speculative_tokens + 2 * settings.page_size
     minimum = tokens * kv_bytes_per_token(settings, network.config, itemsize)
     cache = CACHE_BYTES
     if device != "cpu":
-        cache = int(_free_bytes(network.embed.weight.device) * KV_CACHE_MEMORY_FRACTION / share)
+        cache = int(_free_bytes(network.device) * KV_CACHE_MEMORY_FRACTION / share)
         minimum = min(minimum, cache)
     return settings.model_copy(update={"kv_cache_bytes": max(cache, minimum)})
 

@@ -147,7 +147,12 @@ def _prepared(
             itemsize = 2 if dtype == "bfloat16" else 4
             resolve_kv_cache_config(engine_settings, model.config, itemsize)
         engines = load_engines(
-            model, placement.devices, dtype, engine_settings, fits=placement.fits
+            model,
+            placement.devices,
+            dtype,
+            engine_settings,
+            fits=placement.fits,
+            compile_kernels=False,
         )
         try:
             weights = [EngineWeightUpdater(engine) for engine in engines]

@@ -13,6 +13,7 @@ from paddock.launch.engines import (
     ModelFolder,
     fit_kv_cache,
     open_model_folder,
+    pack_for_cpu,
     pick_devices,
     pick_dtype,
 )
@@ -120,6 +121,8 @@ def open_eval_engine(
     settings = EngineSettings(max_running_requests=MAX_CONCURRENCY, stop_token_ids=stops or None)
     if network is None:
         network = load_pretrained(model.folder, pick_dtype(model.folder, chosen, None), chosen)
+        if chosen == "cpu":
+            pack_for_cpu(network, wait=True)
     return Engine(network, model.tokenizer, fit_kv_cache(model, chosen, network, settings))
 
 
