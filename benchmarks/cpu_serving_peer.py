@@ -1,0 +1,142 @@
+"""One arm of `benchmarks.cpu_serving`: an engine in its own process and environment.
+
+    PYTHON cpu_serving_peer.py ARM MODEL DTYPE       ARM: paddock, transformers, vllm or llama
+
+Reads a request per line, {"prompts": [[token ids]], "new": N}, and answers with
+{"seconds": S, "tokens": [[token ids]], "rss_mb": M}: greedy, N tokens each, whatever they are. For
+llama, MODEL is a GGUF file and DTYPE the path of llama-server.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+PARALLEL = 64
+Prompts = list[list[int]]
+Arm = tuple[Callable[[Prompts, int], Prompts], Callable[[], object]]  # generate, close
+
+
+def paddock(model: str, dtype: str) -> Arm:
+    from pathlib import Path
+
+    from paddock.engine import EngineSettings, Request
+    from paddock.launch.engines import load_engines, open_model_folder
+    from paddock.records import SamplingParams
+
+    settings = EngineSettings(
+        max_running_requests=PARALLEL, kv_cache_bytes=2 << 30, stop_token_ids=()
+    )
+    folder = open_model_folder(Path(model), None)
+    (engine,) = load_engines(folder, ["cpu"], dtype, settings, fits=False)
+
+    def run(prompts: Prompts, new: int) -> Prompts:
+        sampling = SamplingParams(temperature=0.0, max_new_tokens=new, ignore_eos=True)
+        requests = [Request(token_ids=tuple(ids), sampling_params=sampling) for ids in prompts]
+        return [list(out.completion.token_ids) for out in engine.generate_outputs(requests)]
+
+    return run, engine.close
+
+
+def transformers(model: str, dtype: str) -> Arm:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+
+    @torch.inference_mode()
+    def run(prompts: Prompts, new: int) -> Prompts:
+        token_BT = torch.tensor(prompts)
+        options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
+        out = network.generate(
+            token_BT, attention_mask=torch.ones_like(token_BT), pad_token_id=0, **options
+        )
+        return out[:, token_BT.shape[1] :].tolist()
+
+    return run, lambda: None
+
+
+def vllm(model: str, dtype: str) -> Arm:
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(model, dtype=dtype, enable_prefix_caching=True, max_num_seqs=PARALLEL)
+
+    def run(prompts: Prompts, new: int) -> Prompts:
+        sampling = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+        found = engine.generate(
+            [{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False
+        )
+        return [list(each.outputs[0].token_ids) for each in found]
+
+    return run, lambda: None
+
+
+def llama(model: str, server: str) -> Arm:
+    port = 18080
+    command = [server, "-m", model, "--port", str(port), "-c", str(1 << 16), "-np", "16"]
+    child = subprocess.Popen(
+        [*command, "--no-webui"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=5).read()
+            break
+        except OSError:
+            time.sleep(0.2)
+
+    def ask(ids: list[int], new: int) -> list[int]:
+        body = {"prompt": ids, "n_predict": new, "temperature": 0.0, "ignore_eos": True}
+        body |= {"return_tokens": True, "cache_prompt": True, "samplers": []}
+        request = urllib.request.Request(
+            f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        return json.loads(urllib.request.urlopen(request, timeout=3600).read())["tokens"]
+
+    pool = ThreadPoolExecutor(PARALLEL)
+    globals()["CHILD"] = child.pid
+
+    def run(prompts: Prompts, new: int) -> Prompts:
+        return list(pool.map(lambda ids: ask(ids, new), prompts))
+
+    return run, child.kill
+
+
+CHILD = 0
+
+
+def peak_rss_mb() -> float:
+    """Of this process, or of the server it started."""
+    pid = CHILD or os.getpid()
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    arm, model, dtype = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # engines print; only answers go to stdout
+    run, close = {"paddock": paddock, "transformers": transformers, "vllm": vllm, "llama": llama}[
+        arm
+    ](model, dtype)
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        started = time.perf_counter()
+        tokens = run(request["prompts"], request["new"])
+        seconds = time.perf_counter() - started
+        found = {"seconds": seconds, "tokens": tokens, "rss_mb": peak_rss_mb()}
+        print(json.dumps(found), file=answers, flush=True)
+    close()
+
+
+if __name__ == "__main__":
+    main()
