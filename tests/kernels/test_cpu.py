@@ -60,7 +60,8 @@ def pages_for(lengths, size):
     """A shuffled block table for sequences of these lengths, and its number of slots."""
     pages = max(-(-n // size) for n in lengths)
     page_BP = torch.randperm(len(lengths) * pages).view(len(lengths), pages)
-    return BlockTable(page_BP, size), page_BP.numel() * size
+    wide_BP = torch.cat((page_BP, page_BP), dim=1).int()  # neither contiguous nor 64 bits wide
+    return BlockTable(wide_BP[:, :pages], size), page_BP.numel() * size
 
 
 # --- linear layers --------------------------------------------------------------------------------

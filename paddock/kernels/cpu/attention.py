@@ -36,7 +36,8 @@ class CpuSequences:
         torch.arange(0, B * Q, Q, out=sizes_3B[0])
         sizes_3B[1] = Q
         sizes_3B[2] = visible_BQ[:, -1]
-        sequences = cls(sizes_3B, pages)
+        page_BP = pages.page_BP.to(torch.int64).contiguous()
+        sequences = cls(sizes_3B, BlockTable(page_BP, pages.page_size))
         pages.__dict__["_cpu_sequences"] = (visible_BQ, sequences)
         return sequences
 
@@ -66,13 +67,13 @@ class CpuSequences:
             slot_TK = slot_TK.sort(-1, descending=True).values
         count_T = (slot_TK >= 0).sum(-1)
         sizes_3B = torch.stack((torch.arange(T), torch.ones(T, dtype=torch.int64), count_T))
-        return cls(sizes_3B, BlockTable(slot_TK.long(), 1))
+        return cls(sizes_3B, BlockTable(slot_TK.to(torch.int64).contiguous(), 1))
 
     def arguments(self) -> tuple[int, ...]:
         """As the kernels take them; valid while self is."""
         query_B, queries_B, keys_B = self.sizes_3B
         page_BP = self.pages.page_BP
-        assert page_BP.is_contiguous()
+        assert page_BP.dtype == torch.int64 and page_BP.is_contiguous()
         return (
             *(len(query_B), query_B.data_ptr(), queries_B.data_ptr(), keys_B.data_ptr()),
             *(page_BP.data_ptr(), page_BP.shape[1], self.pages.page_size),

@@ -93,8 +93,10 @@ def packed_linear(
     x_TD: Tensor, weight: PrepackedWeight, bias_F: Tensor | None = None, *, fp32: bool = False
 ) -> Tensor:
     """[T, F] in x's dtype, or in float32."""
-    if not cpu.suits(x_TD, weight.panels):
+    if x_TD.ndim != 2 or not cpu.suits(x_TD, weight.panels):
         return reference.packed_linear(x_TD, unpack(weight), bias_F, fp32=fp32)
+    if bias_F is not None:
+        bias_F = bias_F.to(x_TD.dtype)
     dtype = torch.float32 if fp32 else x_TD.dtype
     out_TF = x_TD.new_empty(len(x_TD), weight.outputs, dtype=dtype)
     cpu.function("linear_to_f32" if fp32 else "linear", x_TD.dtype)(
@@ -113,7 +115,7 @@ def packed_linear(
 
 def packed_gate_up(x_TD: Tensor, weight: PrepackedWeight, inner: int) -> Tensor:
     """[T, inner]; panels of gate and up in turn, both padded to whole panels."""
-    if not cpu.suits(x_TD, weight.panels):
+    if x_TD.ndim != 2 or not cpu.suits(x_TD, weight.panels):
         return reference.packed_gate_up(x_TD, unpack(weight), inner)
     out_TF = x_TD.new_empty(len(x_TD), inner)
     cpu.function("gate_up", x_TD.dtype)(
@@ -169,11 +171,11 @@ def packed_experts(
         gate_up_EGD = torch.stack([torch.cat((unpack(g), unpack(u))) for g, u, _ in experts])
         down_EDF = torch.stack([unpack(d) for _, _, d in experts])
         return fused_experts(x_TD, expert_TK, weight_TK, gate_up_EGD, down_EDF)
-    weight_TK = weight_TK.float().contiguous()
+    weight_TK, expert_TK = weight_TK.float().contiguous(), expert_TK.long().contiguous()
     out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
     cpu.function("experts", x_TD.dtype)(
         *(len(x_TD), stacks.hidden, stacks.inner, len(stacks.down), expert_TK.shape[1]),
-        *(x_TD.data_ptr(), x_TD.stride(0), expert_TK.contiguous().data_ptr()),
+        *(x_TD.data_ptr(), x_TD.stride(0), expert_TK.data_ptr()),
         *(weight_TK.data_ptr(), stacks.gate_up.data_ptr(), stacks.down.data_ptr()),
         out_TD.data_ptr(),
     )

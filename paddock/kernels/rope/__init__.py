@@ -44,7 +44,7 @@ def _cpu_rope(
 ) -> Tensor:
     T, H, D = x_THD.shape
     out_THD = x_THD.new_empty(T, H, D)
-    angles = cos_TP.contiguous(), sin_TP.contiguous()
+    angles = cos_TP.float().contiguous(), sin_TP.float().contiguous()
     cpu.function("rope", x_THD.dtype)(
         *(T, H, D),
         *(x_THD.data_ptr(), x_THD.stride(0), x_THD.stride(1)),
