@@ -27,8 +27,8 @@ from paddock.engine.scheduler import ScheduledStep, Scheduler
 from paddock.engine.settings import (
     EngineSettings,
     cached_layers,
-    num_cpu_threads,
     resolve_kv_cache_config,
+    set_num_threads,
 )
 from paddock.engine.stats import CumulativeStats, EngineStats
 from paddock.model import Transformer
@@ -98,7 +98,7 @@ class EngineLoop:
     # --- the engine thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
-        torch.set_num_threads(num_cpu_threads(self.settings, self.network.config))
+        set_num_threads(self.settings, self.network.config)
         try:
             while self._read_inbox():
                 if not self.paused:

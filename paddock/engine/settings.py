@@ -7,6 +7,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from paddock.config import BaseSettings, ConfigError
+from paddock.kernels import cpu
 from paddock.model import ModelConfig, cost
 from paddock.model import config as model_config
 
@@ -63,11 +64,13 @@ class KVCacheConfig:
         return -(-tokens // self.page_size)
 
 
-def num_cpu_threads(settings: EngineSettings, config: ModelConfig) -> int:
-    """CPU threads of the engine thread."""
-    return settings.threads or (
+def set_num_threads(settings: EngineSettings, config: ModelConfig) -> None:
+    """Set the CPU threads of the engine thread, which calls this."""
+    threads = settings.threads or (
         1 if config.hidden <= SINGLE_THREAD_HIDDEN else torch.get_num_threads()
     )
+    torch.set_num_threads(threads)
+    cpu.set_threads(threads)
 
 
 def resolve_kv_cache_config(

@@ -69,6 +69,12 @@ def _compile_quietly(file: Path) -> None:
         log.warning("CPU kernels could not be compiled: %s", error)
 
 
+def set_threads(threads: int) -> None:
+    """The number of threads of a kernel, if kernels are loaded."""
+    if _library is not None:
+        _library.set_threads(threads)
+
+
 def can_compile() -> bool:
     """Whether this machine has a C++ compiler."""
     return library_file() is not None
@@ -107,5 +113,6 @@ __all__ = [
     "is_loaded",
     "load",
     "loaded",
+    "set_threads",
     "suits",
 ]

@@ -55,7 +55,8 @@ class Library:
                 function.argtypes, function.restype = types, None
                 self._functions[name, dtype] = function
 
-        loaded.set_threads(torch.get_num_threads())
+        self.set_threads = loaded.set_threads
+        self.set_threads(torch.get_num_threads())
         self.route_experts = loaded.route_experts
         self.route_experts.argtypes = (_L, _L, _L, _P, _P, _I, _F, _P, _P, _P)
         self.route_experts.restype = None
