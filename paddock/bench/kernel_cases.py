@@ -300,6 +300,21 @@ def _gated_delta(inputs: RandomInputs) -> ReferenceAndKernel:
     )
 
 
+def _cpu(inputs: RandomInputs) -> ReferenceAndKernel:
+    """A linear layer for 16 rows in float32 on the CPU, whatever the device of the others is."""
+    import torch
+    from torch.nn import functional as F
+
+    from paddock.kernels import cpu
+    from paddock.kernels.packed_linear import pack, packed_linear
+
+    cpu.load(wait=True)
+    hidden = inputs.size.hidden
+    x_TD, weight_FD = torch.randn(16, hidden), torch.randn(4 * hidden, hidden) / hidden**0.5
+    packed = pack(weight_FD)
+    return (lambda: F.linear(x_TD, weight_FD)), (lambda: packed_linear(x_TD, packed))
+
+
 # Every switch of kernels.dispatch has a case here.
 CASES: dict[str, Callable[[RandomInputs], Call]] = {
     "adamw": _adamw,
@@ -326,5 +341,6 @@ CASES: dict[str, Callable[[RandomInputs], Call]] = {
 }
 # Kernels that run wherever their reference does.
 PAIRED_CASES: dict[str, tuple[str, Callable[[RandomInputs], ReferenceAndKernel]]] = {
+    "cpu": ("a product with an unpacked weight", _cpu),
     "gated_delta": ("a recurrence, token by token", _gated_delta),
 }

@@ -61,7 +61,7 @@ def _time_kernel(name: str, inputs: RandomInputs, repeats: int) -> KernelTiming:
     call = CASES[name](inputs)
 
     def reference() -> "Tensor":
-        with disable_kernels(name):
+        with disable_kernels(name, "cpu"):
             return call()
 
     if inputs.device.type == "cuda" and has_triton():

@@ -329,9 +329,10 @@ def _packed(module: nn.Module, name: str, child: nn.Module) -> nn.Module | None:
     if not all(is_packable(p) for p in child.parameters(recurse=True)):
         return None
     if type(child) is GatedMLP:
-        return PackedMLP(child)
+        return PackedMLP(child) if _is_plain(child.gate, child.up, child.down) else None
     if isinstance(child, GQA) and type(child) in (GQA, SlidingWindowAttention):
-        return PackedGQA(child) if PackedGQA.suits(child) else None
+        plain = _is_plain(child.q, child.k, child.v, child.o)
+        return PackedGQA(child) if plain and PackedGQA.suits(child) else None
     if type(child) is GroupedExperts and child.axis.size == 1:
         return PackedExperts(child)
     if type(child) is not nn.Linear:
@@ -339,6 +340,11 @@ def _packed(module: nn.Module, name: str, child: nn.Module) -> nn.Module | None:
     if isinstance(module, MLA) and name == "kv_b":
         return PackedKVUp(child, module.mla.heads, module.mla.nope)
     return PackedLinear(child)
+
+
+def _is_plain(*linears: nn.Module) -> bool:
+    """Whether none is quantized already."""
+    return all(type(linear) is nn.Linear for linear in linears)
 
 
 def packed_tensors(network: nn.Module) -> Iterator[tuple[str, PackedTensor]]:

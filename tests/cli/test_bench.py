@@ -187,7 +187,7 @@ def test_every_kernel_has_a_case_that_runs():
     assert set(found) == set(CASES)
     assert all(each.reference_ms > 0 for each in found.values())
     without = {name for name, each in found.items() if each.kernel_ms is None}
-    assert without == set(KERNELS)
+    assert without == set(KERNELS) - {"cpu"}
     assert all("NVIDIA GPU" in found[name].note for name in without)
     assert found["gated_delta"].difference < 1e-4
     assert found["gated_delta"].speedup > 0
