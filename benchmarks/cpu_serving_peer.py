@@ -48,11 +48,12 @@ def transformers(model: str, dtype: str) -> Arm:
     from transformers import AutoModelForCausalLM
 
     network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    network.generation_config.eos_token_id = None  # the others go on after it
 
     @torch.inference_mode()
     def run(prompts: Prompts, new: int) -> Prompts:
         token_BT = torch.tensor(prompts)
-        options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
+        options = {"max_new_tokens": new, "do_sample": False, "eos_token_id": None}
         out = network.generate(
             token_BT, attention_mask=torch.ones_like(token_BT), pad_token_id=0, **options
         )
