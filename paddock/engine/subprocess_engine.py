@@ -16,7 +16,7 @@ from itertools import count
 from logging import getLogger
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any
 
 import torch.multiprocessing as multiprocessing  # sends tensors by reference
@@ -191,12 +191,7 @@ class SubprocessEngine(StreamBridge):
         self._out: list[SubmitMessage | AbortMessage | CallMessage] = []
         self._flushing = False
         self._outbox: SimpleQueue[list[Any] | None] = SimpleQueue()
-        Thread(
-            target=self._write,
-            args=(self._pipe, self._outbox),
-            name="paddock-pipe-out",
-            daemon=True,
-        ).start()
+        self._pipe_threads = [self._pipe_thread(self._write, self._pipe, self._outbox)]
         try:
             ready = self._pipe.recv()
         except (EOFError, OSError):
@@ -206,7 +201,7 @@ class SubprocessEngine(StreamBridge):
             self.broken = str(ready)
             raise ready
         self.capacity: KVCacheConfig = ready
-        Thread(target=self._read, args=(self._pipe,), name="paddock-pipe", daemon=True).start()
+        self._pipe_threads.append(self._pipe_thread(self._read, self._pipe))
         with self._weights_lock:
             if self._newest is not None:
                 self._call("update_weights", *self._newest, starting=True).result()
@@ -215,6 +210,12 @@ class SubprocessEngine(StreamBridge):
             if not self._process.is_alive():  # exited before `broken` was reset
                 raise EngineError(f"the engine process {self._exit_reason()}")
             self._failures = 0
+
+    @staticmethod
+    def _pipe_thread(target: Callable[..., None], *arguments: Any) -> Thread:
+        thread = Thread(target=target, args=arguments, name="paddock-pipe", daemon=True)
+        thread.start()
+        return thread
 
     def _expect(self, key: int, deliver: OutputCallback, starting: bool = False) -> None:
         with self._lock:
@@ -314,6 +315,11 @@ class SubprocessEngine(StreamBridge):
         if self._process.is_alive():
             self._process.kill()
             self._process.join(EXIT_TIMEOUT_S)
+        # A thread that is still in the pipe when it is closed would read or write whatever gets
+        # the same file descriptor next: the pipe of the restarted process.
+        for thread in self._pipe_threads:
+            if thread is not current_thread():
+                thread.join(EXIT_TIMEOUT_S)
         self._pipe.close()
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 from functools import partial
 from multiprocessing import parent_process
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -181,6 +182,32 @@ def test_a_flattened_bucket_keeps_the_weight_update():
     for name, tensor in made.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
+
+
+class SlowToPickle:
+    def __init__(self):
+        self.begun, self.go = Event(), Event()
+
+    def __reduce__(self):
+        self.begun.set()
+        assert self.go.wait(PATIENCE_S)
+        return (int, ())
+
+
+def test_a_pipe_is_closed_only_when_nobody_writes_to_it(killable_engine):
+    """A late message must not go to the pipe that gets the same file descriptor."""
+    pipe, process, slow = killable_engine._pipe, killable_engine._process, SlowToPickle()
+    killable_engine._outbox.put([slow])
+    assert slow.begun.wait(PATIENCE_S)
+    process.kill()
+    process.join()
+    ending = Thread(target=killable_engine._end_process)
+    ending.start()
+    ending.join(0.3)
+    assert not pipe.closed
+    slow.go.set()
+    ending.join()
+    assert pipe.closed
 
 
 def test_a_killed_process_is_detected_at_once_and_restarted(killable_engine):
