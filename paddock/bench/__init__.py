@@ -14,13 +14,19 @@ from paddock.bench.kernel_inputs import layer_shape
 from paddock.bench.kernels import KernelTiming, time_kernels
 from paddock.bench.memory import peak_rss_bytes
 from paddock.bench.serving import BenchmarkBackend, ServingMetrics, Workload, run_workload
-from paddock.bench.serving_backends import BackendName, connect_server, open_benchmark_engine
+from paddock.bench.serving_backends import (
+    BenchmarkEngine,
+    ServerBackend,
+    connect_server,
+    open_benchmark_engine,
+)
 from paddock.bench.training import measure_training
 
 __all__ = [
-    "BackendName",
     "BenchmarkBackend",
+    "BenchmarkEngine",
     "KernelTiming",
+    "ServerBackend",
     "ServingMetrics",
     "Workload",
     "connect_server",

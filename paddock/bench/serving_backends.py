@@ -1,8 +1,8 @@
 """What `paddock bench serve` measures: servers over HTTP, or an engine in this process."""
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,16 +15,14 @@ from paddock.bench.serving import (
 )
 from paddock.launch import UserError, engines, units
 from paddock.records import SamplingParams
-from paddock.rollout import EngineUnavailableError, InferenceRequest, sglang_client
 
 if TYPE_CHECKING:
     from paddock.engine import Engine
     from paddock.model import ModelConfig, Transformer
-    from paddock.rollout import InferenceClient
+    from paddock.rollout import InferenceClient, sglang_client
 
 BackendName = Literal["openai", "openai-chat", "sglang"]
 CONNECT_TIMEOUT_S = 10.0  # for a server to say that it is there
-FAILURES = (EngineUnavailableError, sglang_client.RequestRejectedError)
 MALFORMED = (KeyError, TypeError, AttributeError)  # of reading JSON of another shape
 # One token each, with the space before them, in most tokenizers.
 WORDS = (
@@ -45,6 +43,23 @@ WORDS = (
 )
 
 
+@contextmanager
+def _request_failures(
+    hint: str = "", malformed: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Errors of a client become RequestFailedError; `hint` follows the message of a rejection."""
+    from paddock.rollout import EngineUnavailableError, sglang_client
+
+    try:
+        yield
+    except sglang_client.RequestRejectedError as error:
+        raise RequestFailedError(f"{error}{hint}") from None
+    except EngineUnavailableError as error:
+        raise RequestFailedError(str(error)) from None
+    except malformed as error:
+        raise RequestFailedError(f"unexpected response: {error!r}") from None
+
+
 # --- servers --------------------------------------------------------------------------------------
 
 
@@ -56,8 +71,10 @@ async def connect_server(
     key: str | None = None,
     model: str | None = None,
     text_prompts: bool = False,
-) -> AsyncIterator["OpenAIBackend | SGLangBackend"]:
+) -> AsyncIterator["ServerBackend"]:
     """`model`: its name at the server; by default the first that the server lists."""
+    from paddock.rollout import sglang_client
+
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--base-url {url}: expected a URL such as http://127.0.0.1:8000")
     async with sglang_client.connection_pool() as http:
@@ -69,11 +86,12 @@ async def connect_server(
             yield OpenAIBackend(server, name, chat=backend == "openai-chat", text=text_prompts)
 
 
-async def _first_model(server: sglang_client.ServerClient) -> str:
+async def _first_model(server: "sglang_client.ServerClient") -> str:
     try:
-        found = await replace(server, timeout_s=CONNECT_TIMEOUT_S).get("/v1/models")
+        with _request_failures():
+            found = await replace(server, timeout_s=CONNECT_TIMEOUT_S).get("/v1/models")
         return str(found["data"][0]["id"])
-    except FAILURES as error:
+    except RequestFailedError as error:
         raise UserError(
             f"server unreachable: {error} (a server without /v1/models needs --model)"
         ) from None
@@ -85,7 +103,7 @@ async def _first_model(server: sglang_client.ServerClient) -> str:
 class OpenAIBackend:
     """`/v1/completions` with token ids or text, or `/v1/chat/completions` with text."""
 
-    server: sglang_client.ServerClient
+    server: "sglang_client.ServerClient"
     model: str
     chat: bool = False
     text: bool = False
@@ -94,7 +112,8 @@ class OpenAIBackend:
         self, prompt: tuple[int, ...], output_len: int
     ) -> AsyncGenerator[StreamedTokens, None]:
         path = "/v1/chat/completions" if self.chat else "/v1/completions"
-        try:
+        hint = "" if self.chat or self.text else " (no token ids? Try --text-prompts)"
+        with _request_failures(hint, MALFORMED):
             async for event in self.server.stream_events(path, self._body(prompt, output_len)):
                 usage = event.get("usage") or {}
                 yield StreamedTokens(
@@ -102,13 +121,6 @@ class OpenAIBackend:
                     usage.get("prompt_tokens"),
                     usage.get("completion_tokens"),
                 )
-        except sglang_client.RequestRejectedError as error:
-            hint = "" if self.chat or self.text else " (no token ids? Try --text-prompts)"
-            raise RequestFailedError(f"{error}{hint}") from None
-        except EngineUnavailableError as error:
-            raise RequestFailedError(str(error)) from None
-        except MALFORMED as error:
-            raise RequestFailedError(f"unexpected response of {path}: {error!r}") from None
 
     def _body(self, prompt: tuple[int, ...], output_len: int) -> dict[str, Any]:
         words = " ".join(WORDS[i % len(WORDS)] for i in prompt)
@@ -138,7 +150,7 @@ def _has_text(choice: dict[str, Any]) -> bool:
 class SGLangBackend:
     """`/generate` with token ids."""
 
-    server: sglang_client.ServerClient
+    server: "sglang_client.ServerClient"
     model: str
 
     async def stream(
@@ -147,7 +159,7 @@ class SGLangBackend:
         sampling = {"max_new_tokens": output_len, "temperature": 0.0, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         before = 0
-        try:
+        with _request_failures(malformed=MALFORMED):
             async for event in self.server.stream_events("/generate", body):
                 meta = event["meta_info"]
                 finish = meta.get("finish_reason") or {}
@@ -156,10 +168,9 @@ class SGLangBackend:
                 total = meta["completion_tokens"]
                 yield StreamedTokens(total > before, meta["prompt_tokens"], total)
                 before = total
-        except FAILURES as error:
-            raise RequestFailedError(str(error)) from None
-        except MALFORMED as error:
-            raise RequestFailedError(f"unexpected response of /generate: {error!r}") from None
+
+
+ServerBackend = OpenAIBackend | SGLangBackend
 
 
 # --- engines --------------------------------------------------------------------------------------
@@ -174,18 +185,18 @@ class EngineBackend:
     async def stream(
         self, prompt: tuple[int, ...], output_len: int
     ) -> AsyncGenerator[StreamedTokens, None]:
+        from paddock.rollout import InferenceRequest
+
         sampling = SamplingParams(max_new_tokens=output_len, temperature=0.0, ignore_eos=True)
         request = InferenceRequest(token_ids=prompt, sampling_params=sampling, session_id="bench")
         total = 0
-        try:
+        with _request_failures():
             async with aclosing(self.client.stream(request)) as deltas:
                 async for delta in deltas:
                     if delta.output is not None and delta.output.completion.finish == "abort":
                         raise RequestFailedError(f"aborted: {delta.output.abort_reason}")
                     total += len(delta.token_ids)
                     yield StreamedTokens(bool(delta.token_ids), len(prompt), total)
-        except FAILURES as error:
-            raise RequestFailedError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,16 @@ from paddock.cli.tables import print_parts, table
 from paddock.launch import UserError, units
 
 if TYPE_CHECKING:
-    from paddock.bench import BenchmarkBackend, KernelTiming, ServingMetrics, Workload
+    from contextlib import AbstractAsyncContextManager
+
+    from paddock.bench import (
+        BenchmarkBackend,
+        BenchmarkEngine,
+        KernelTiming,
+        ServerBackend,
+        ServingMetrics,
+        Workload,
+    )
 
 app = typer.Typer(
     cls=ErrorReportingGroup,
@@ -30,6 +39,26 @@ DEFAULT_RUNNING = 32  # requests that an engine here runs at a time without --ma
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines instead.")]
 
 
+# Options of `bench serve` that need several lines.
+Backend = Annotated[
+    Literal["openai", "openai-chat", "sglang"],
+    typer.Option(help="API of the server: /v1/completions, /v1/chat/completions, /generate."),
+]
+MaxConcurrency = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N,...",
+        help="Concurrent requests; a row each. Default: 1,8,32; no limit with --request-rate.",
+    ),
+]
+RequestRate = Annotated[
+    float, typer.Option(help="Requests/s, Poisson arrivals; inf: as soon as one is done.")
+]
+Burstiness = Annotated[
+    float, typer.Option(help="Of the arrivals: below 1 more bursty, above 1 more even.")
+]
+
+
 @app.command("serve")
 def bench_serve(  # noqa: PLR0913  one option each
     model: Annotated[
@@ -39,29 +68,16 @@ def bench_serve(  # noqa: PLR0913  one option each
     base_url: Annotated[
         str | None, typer.Option(help="A server instead: ours, vLLM, SGLang, llama.cpp, ...")
     ] = None,
-    backend: Annotated[
-        Literal["openai", "openai-chat", "sglang"],
-        typer.Option(help="API of the server: /v1/completions, /v1/chat/completions, /generate."),
-    ] = "openai",
+    backend: Backend = "openai",
     served_model_name: Annotated[
         str | None, typer.Option("--model", help="Its name there. Default: the first listed.")
     ] = None,
     text_prompts: Annotated[
         bool, typer.Option("--text-prompts", help="Send words instead of token ids (openai).")
     ] = False,
-    max_concurrency: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...",
-            help="Concurrent requests; a row each. Default: 1,8,32; no limit with --request-rate.",
-        ),
-    ] = None,
-    request_rate: Annotated[
-        float, typer.Option(help="Requests/s, Poisson arrivals; inf: as soon as one is done.")
-    ] = math.inf,
-    burstiness: Annotated[
-        float, typer.Option(help="Of the arrivals: below 1 more bursty, above 1 more even.")
-    ] = 1.0,
+    max_concurrency: MaxConcurrency = None,
+    request_rate: RequestRate = math.inf,
+    burstiness: Burstiness = 1.0,
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 128,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens of a completion.")] = 64,
     prefix_len: Annotated[int, typer.Option(min=0, help="Tokens that all prompts share.")] = 0,
@@ -90,11 +106,8 @@ def bench_serve(  # noqa: PLR0913  one option each
 
     One warm-up round per row does not count.
     """
-    if (model is None) == (base_url is None):
-        raise UserError("pass either a MODEL to run here or the --base-url of a server")
     from paddock.bench import Workload, connect_server, open_benchmark_engine
 
-    limits = _limits(max_concurrency, request_rate)
     load = Workload(
         input_len=input_len,
         output_len=output_len,
@@ -105,29 +118,42 @@ def bench_serve(  # noqa: PLR0913  one option each
         burstiness=burstiness,
     )
     _check(load)
-
-    async def over_http(url: str) -> "tuple[str, list[ServingMetrics]]":
-        opened = connect_server(
-            url, backend, key=api_key, model=served_model_name, text_prompts=text_prompts
+    limits = _limits(max_concurrency, request_rate)
+    if model is None and base_url is not None:
+        server = connect_server(
+            base_url, backend, key=api_key, model=served_model_name, text_prompts=text_prompts
         )
-        async with opened as server:
-            return server.model, await _sweep(server, load, limits, server_pid)
-
-    if base_url is not None:
-        name, found = asyncio.run(over_http(base_url))
+        name, found = asyncio.run(_measure_server(server, load, limits, server_pid))
         about = {"backend": backend, "model_id": name, "base_url": base_url}
-    else:
-        assert model is not None
+    elif model is not None and base_url is None:
         running = max(each or DEFAULT_RUNNING for each in limits)
-        engine = open_benchmark_engine(
+        made = open_benchmark_engine(
             model, load, running, mtp=num_speculative_tokens, device=device, dtype=dtype
         )
-        with engine.engine:
-            load = replace(load, vocab=engine.config.vocab)
-            found = asyncio.run(_sweep(engine.backend, load, limits, os.getpid()))
-        about = {"backend": "engine", "model_id": model}
-        about |= {"device": engine.device, "dtype": engine.dtype}
+        found = _measure_engine(made, load, limits)
+        about = {"backend": "engine", "model_id": model, "device": made.device, "dtype": made.dtype}
+    else:
+        raise UserError("pass either a MODEL to run here or the --base-url of a server")
     _report(about, found, result_file, as_json)
+
+
+async def _measure_server(
+    opened: "AbstractAsyncContextManager[ServerBackend]",
+    load: "Workload",
+    limits: Sequence[int | None],
+    pid: int | None,
+) -> "tuple[str, list[ServingMetrics]]":
+    """Name of the model, and what was measured."""
+    async with opened as server:
+        return server.model, await _sweep(server, load, limits, pid)
+
+
+def _measure_engine(
+    made: "BenchmarkEngine", load: "Workload", limits: Sequence[int | None]
+) -> "list[ServingMetrics]":
+    with made.engine:
+        load = replace(load, vocab=made.config.vocab)
+        return asyncio.run(_sweep(made.backend, load, limits, os.getpid()))
 
 
 def _limits(text: str | None, request_rate: float) -> list[int | None]:
