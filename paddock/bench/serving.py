@@ -1,26 +1,22 @@
-"""Throughput and latency of an engine or a server at a fixed concurrency (closed loop)."""
+"""Throughput and latency of an engine or a server, in the terms of `vllm bench serve`."""
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from paddock.launch import UserError, engines, units
-from paddock.records import SamplingParams
+import numpy as np
 
-if TYPE_CHECKING:
-    from paddock.engine import Engine
-    from paddock.model import ModelConfig, Transformer
-    from paddock.rollout import InferenceClient
+from paddock.launch import UserError
 
-HEALTH_TIMEOUT_S = 10.0  # for a server to report that it is healthy
 # Token ids that every tokenizer has, for a server whose vocabulary is unknown.
 COMMON_IDS = 200
+PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +29,8 @@ class Workload:
     prefix_len: int = 0  # tokens that every prompt begins with
     vocab: int = COMMON_IDS
     seed: int = 0
+    request_rate: float = math.inf  # requests/s
+    burstiness: float = 1.0
 
     def prompts(self, label: str) -> Iterator[tuple[int, ...]]:
         """Endless; different ones for each label."""
@@ -43,207 +41,229 @@ class Workload:
             own = (rng.randrange(self.vocab) for _ in range(self.input_len - self.prefix_len))
             yield (*prefix, *own)
 
+    def arrivals(self) -> Iterator[float]:
+        """Seconds from the start to each request, endless; the first is at 0.
+
+        Intervals are gamma distributed around 1 / `request_rate`: exponential (Poisson arrivals) at
+        `burstiness` 1, more even above it.
+        """
+        rng, at = Random(f"{self.seed}/arrivals"), 0.0
+        while True:
+            yield at
+            if math.isfinite(self.request_rate):
+                scale = 1 / (self.request_rate * self.burstiness)
+                at += rng.gammavariate(self.burstiness, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedTokens:
+    """One event of a response. The counts are totals so far, where the event reports them."""
+
+    has_tokens: bool
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class RequestFailedError(Exception):
+    """A request without a complete response; the message says why."""
+
+
+class BenchmarkBackend(Protocol):
+    """Streams a greedy completion of exactly `output_len` tokens. Raises RequestFailedError."""
+
+    def stream(
+        self, prompt: tuple[int, ...], output_len: int
+    ) -> AsyncGenerator[StreamedTokens, None]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
     """One completed request."""
 
-    first_s: float  # from sending to the first token
-    gaps_s: tuple[float, ...]  # before each token after it
-    total_s: float
-    tokens: int
+    ttft_s: float  # from sending to the first token
+    itls_s: tuple[float, ...]  # between events with tokens
+    e2el_s: float
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def tpot_s(self) -> float:
+        """Time per token after the first."""
+        return (self.e2el_s - self.ttft_s) / max(1, self.output_tokens - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyPercentiles:
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """In milliseconds; all zero without measurements.
+
+    >>> LatencySummary.of([0.004, 0.001, 0.003, 0.002]).percentiles[50]
+    2.5
     """
-    >>> LatencyPercentiles.of([0.004, 0.001, 0.003, 0.002])
-    LatencyPercentiles(p50=2.0, p95=4.0, p99=4.0)
-    """
 
-    p50: float
-    p95: float
-    p99: float
+    mean: float
+    median: float
+    std: float
+    percentiles: dict[int, float]  # linear between ranks
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> "LatencyPercentiles":
-        """In milliseconds, by nearest rank."""
-        ranked = sorted(seconds) or [0.0]
-        at = {p: ranked[max(0, math.ceil(p / 100 * len(ranked)) - 1)] * 1e3 for p in (50, 95, 99)}
-        return cls(p50=at[50], p95=at[95], p99=at[99])
+    def of(cls, seconds: Sequence[float]) -> "LatencySummary":
+        ms = np.array(seconds or [0.0]) * 1e3
+        spread = dict(zip(PERCENTILES, np.percentile(ms, PERCENTILES).tolist(), strict=True))
+        return cls(float(ms.mean()), float(np.median(ms)), float(ms.std()), spread)
+
+    def to_json(self, name: str) -> dict[str, float]:
+        """With vLLM's keys, such as `p99_ttft_ms`."""
+        values = {"mean": self.mean, "median": self.median, "std": self.std}
+        values |= {f"p{p}": value for p, value in self.percentiles.items()}
+        return {f"{key}_{name}_ms": value for key, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingMetrics:
     """Of one workload at one concurrency."""
 
-    max_concurrency: int
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-    seconds: float
-    ttft_ms: LatencyPercentiles
-    itl_ms: LatencyPercentiles
-    e2e_latency_ms: LatencyPercentiles
+    workload: Workload
+    max_concurrency: int | None
+    duration: float  # seconds
+    completed: int
+    failed: int
+    total_input_tokens: int
+    total_output_tokens: int
+    ttft: LatencySummary
+    tpot: LatencySummary
+    itl: LatencySummary
+    e2el: LatencySummary
+    first_error: str | None = None
+    peak_rss_bytes: int | None = None  # of the process that served
+
+    @property
+    def request_throughput(self) -> float:
+        return self.completed / self.duration
 
     @property
     def output_throughput(self) -> float:
-        return self.output_tokens / self.seconds
+        return self.total_output_tokens / self.duration
 
     @property
     def total_token_throughput(self) -> float:
-        return (self.prompt_tokens + self.output_tokens) / self.seconds
+        return (self.total_input_tokens + self.total_output_tokens) / self.duration
 
-
-async def run_workload(
-    client: "InferenceClient",
-    load: Workload,
-    max_concurrency: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> ServingMetrics:
-    """Keep `max_concurrency` requests running until all are done, after one uncounted round."""
-    warm = load.prompts(f"warm {max_concurrency}")
-    await asyncio.gather(*(_timed(client, next(warm), load, clock) for _ in range(max_concurrency)))
-    prompts = load.prompts(f"timed {max_concurrency}")
-    todo, timings = iter(range(load.num_prompts)), list[RequestTiming]()
-
-    async def worker() -> None:
-        for _ in todo:
-            timings.append(await _timed(client, next(prompts), load, clock))
-
-    start = clock()
-    await asyncio.gather(*(worker() for _ in range(max_concurrency)))
-    return ServingMetrics(
-        max_concurrency=max_concurrency,
-        requests=len(timings),
-        prompt_tokens=load.input_len * len(timings),
-        output_tokens=sum(each.tokens for each in timings),
-        seconds=clock() - start,
-        ttft_ms=LatencyPercentiles.of([each.first_s for each in timings]),
-        itl_ms=LatencyPercentiles.of([gap for each in timings for gap in each.gaps_s]),
-        e2e_latency_ms=LatencyPercentiles.of([each.total_s for each in timings]),
-    )
-
-
-async def _timed(
-    client: "InferenceClient", prompt: tuple[int, ...], load: Workload, clock: Callable[[], float]
-) -> RequestTiming:
-    """Tokens that arrive together (accepted drafts) share the time they took."""
-    from paddock.rollout import EngineUnavailableError, InferenceRequest
-
-    sampling = SamplingParams(max_new_tokens=load.output_len, temperature=0.0, ignore_eos=True)
-    request = InferenceRequest(
-        token_ids=prompt, sampling_params=sampling, session_id=f"{id(prompt)}"
-    )
-    start = last = clock()
-    first: float | None = None
-    gaps: list[float] = []
-    tokens = 0
-    try:
-        async with aclosing(client.stream(request)) as deltas:
-            async for delta in deltas:
-                now, new = clock(), len(delta.token_ids)
-                if new and first is None:
-                    first = now - start
-                elif new:
-                    gaps += [(now - last) / new] * new
-                last, tokens = (now, tokens + new) if new else (last, tokens)
-    except EngineUnavailableError as error:
-        raise UserError(str(error)) from None
-    client.end_session(request.session_id)
-    if first is None:
-        raise UserError("a response contained no tokens")
-    return RequestTiming(first, tuple(gaps), last - start, tokens)
-
-
-# --- engines and servers --------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def connect_server(url: str, key: str | None) -> AsyncIterator["InferenceClient"]:
-    """A client of our server, or of any with SGLang's /generate."""
-    from paddock.rollout import sglang_client
-
-    async with sglang_client.connection_pool() as http:
-        server = sglang_client.ServerClient(url.rstrip("/").removesuffix("/v1"), http, key)
-        if not await server.check_health(HEALTH_TIMEOUT_S):
-            raise UserError(f"{url}: server unreachable (no answer within {HEALTH_TIMEOUT_S:g} s)")
-        yield sglang_client.SGLangClient(server)
+    def to_json(self) -> dict[str, Any]:
+        """With the keys of a result of `vllm bench serve`, and some of our own."""
+        load = self.workload
+        rate = load.request_rate
+        return {
+            "num_prompts": load.num_prompts,
+            "request_rate": rate if math.isfinite(rate) else "inf",
+            "burstiness": load.burstiness,
+            "max_concurrency": self.max_concurrency,
+            "duration": self.duration,
+            "completed": self.completed,
+            "failed": self.failed,
+            "total_input_tokens": self.total_input_tokens,
+            "total_output_tokens": self.total_output_tokens,
+            "request_throughput": self.request_throughput,
+            "output_throughput": self.output_throughput,
+            "total_token_throughput": self.total_token_throughput,
+            **self.ttft.to_json("ttft"),
+            **self.tpot.to_json("tpot"),
+            **self.itl.to_json("itl"),
+            **self.e2el.to_json("e2el"),
+            "input_len": load.input_len,
+            "output_len": load.output_len,
+            "prefix_len": load.prefix_len,
+            "seed": load.seed,
+            "first_error": self.first_error,
+            "peak_rss_bytes": self.peak_rss_bytes,
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class BenchmarkEngine:
-    """An engine sized for a workload, and what it serves."""
+class Timer:
+    """What measures time, and waits."""
 
-    client: "InferenceClient"
-    engine: "Engine"
-    config: "ModelConfig"
-    device: str
-    dtype: str
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
-def open_benchmark_engine(
-    model: str,
+async def run_workload(
+    backend: BenchmarkBackend,
     load: Workload,
-    max_concurrency: int,
-    *,
-    mtp: int,
-    device: str | None,
-    dtype: str | None,
-) -> BenchmarkEngine:
-    """An engine with a checkpoint, a run's newest one, or a preset with fresh weights."""
-    from paddock.engine import (
-        ContextLengthExceededError,
-        Engine,
-        EngineError,
-        EngineSettings,
-        InvalidRequestError,
-        Request,
+    max_concurrency: int | None,
+    timer: Timer | None = None,
+) -> ServingMetrics:
+    """Send all requests when they arrive, at most `max_concurrency` of them at a time (None: any
+    number), after one uncounted round of that many (one). Raises UserError if all fail."""
+    timer = timer or Timer()
+    warm = replace(load, num_prompts=max_concurrency or 1, request_rate=math.inf)
+    await _send_all(backend, warm, f"warm {max_concurrency}", max_concurrency, timer)
+    start = timer.now()
+    timings, errors = await _send_all(
+        backend, load, f"timed {max_concurrency}", max_concurrency, timer
     )
-    from paddock.rollout import InProcessClient
-
-    (chosen,) = engines.pick_devices(device, 1)
-    dtype = dtype or ("float32" if chosen == "cpu" else "bfloat16")
-    network = _network(model, chosen, dtype)
-    if chosen == "cpu":
-        engines.pack_for_cpu(network, wait=True)
-    settings = EngineSettings(
-        max_running_requests=max_concurrency,
-        num_speculative_tokens=mtp,
-        stop_token_ids=(),
-        context_length=load.input_len + load.output_len,
+    return ServingMetrics(
+        workload=load,
+        max_concurrency=max_concurrency,
+        duration=timer.now() - start,
+        completed=len(timings),
+        failed=len(errors),
+        total_input_tokens=sum(each.input_tokens for each in timings),
+        total_output_tokens=sum(each.output_tokens for each in timings),
+        ttft=LatencySummary.of([each.ttft_s for each in timings]),
+        tpot=LatencySummary.of([each.tpot_s for each in timings if each.output_tokens > 1]),
+        itl=LatencySummary.of([itl for each in timings for itl in each.itls_s]),
+        e2el=LatencySummary.of([each.e2el_s for each in timings]),
+        first_error=errors[0] if errors else None,
     )
-    tokens = load.input_len + load.output_len + 2 * mtp + 2 * settings.page_size
-    pages = math.ceil(1.25 * max_concurrency * tokens / settings.page_size)
-    engine = Engine(network, None, settings.model_copy(update={"num_pages": pages}))
-    client = InProcessClient(
-        engine,
-        Request,
-        overlong_errors=(ContextLengthExceededError,),
-        rejection_errors=(InvalidRequestError,),
-        engine_errors=(EngineError,),
-    )
-    return BenchmarkEngine(client, engine, network.config, chosen, dtype)
 
 
-def _network(model: str, device: str, dtype: str) -> "Transformer":
-    import torch
+async def _send_all(
+    backend: BenchmarkBackend,
+    load: Workload,
+    label: str,
+    max_concurrency: int | None,
+    timer: Timer,
+) -> tuple[list[RequestTiming], list[str]]:
+    """Timings of the completed requests, errors of the others."""
+    timings, errors = list[RequestTiming](), list[str]()
+    free = asyncio.Semaphore(max_concurrency or load.num_prompts)
 
-    from paddock.checkpoint import latest_model, load_pretrained
-    from paddock.model import PRESETS, Transformer, cost
-    from paddock.train import free_memory_bytes
+    async def send(prompt: tuple[int, ...]) -> None:
+        async with free:
+            try:
+                timings.append(await _timed(backend, prompt, load.output_len, timer.now))
+            except RequestFailedError as error:
+                errors.append(str(error))
 
-    if Path(model).is_dir():
-        return load_pretrained(latest_model(Path(model)), dtype, device)
-    if model not in PRESETS:
-        raise UserError(
-            f"'{model}' is neither a folder nor a preset; presets: {', '.join(PRESETS)}"
-        )
-    config = PRESETS[model]
-    needed, free = 4 * cost.count_parameters(config).total, free_memory_bytes(torch.device("cpu"))
-    if needed > free:  # fresh weights are initialised in float32, in host memory
-        raise UserError(
-            f"{model}: fresh weights need {units.format_bytes(needed)}, "
-            f"{units.format_bytes(free)} are free"
-        )
-    return Transformer.from_config(config, seed=0).cast(getattr(torch, dtype)).to(device).eval()
+    start = timer.now()
+    async with asyncio.TaskGroup() as group:
+        requests = zip(load.arrivals(), load.prompts(label), strict=False)
+        for due, prompt in islice(requests, load.num_prompts):
+            wait = start + due - timer.now()
+            if wait > 0:
+                await timer.sleep(wait)
+            group.create_task(send(prompt))
+    if not timings:
+        raise UserError(f"all {len(errors)} requests failed; the first: {errors[0]}")
+    return timings, errors
+
+
+async def _timed(
+    backend: BenchmarkBackend, prompt: tuple[int, ...], output_len: int, now: Callable[[], float]
+) -> RequestTiming:
+    start, times = now(), list[float]()
+    counted: StreamedTokens | None = None
+    async with aclosing(backend.stream(prompt, output_len)) as events:
+        async for event in events:
+            if event.has_tokens:
+                times.append(now())
+            if event.output_tokens is not None:
+                counted = event
+    if counted is None:
+        raise RequestFailedError("the response ended without token counts (usage)")
+    inputs, outputs = counted.input_tokens or len(prompt), counted.output_tokens or 0
+    if not times or not outputs:
+        raise RequestFailedError("a response contained no tokens")
+    # Some servers end with an event that has a finish reason but no token.
+    itls = tuple(after - before for before, after in pairwise(times[:outputs]))
+    return RequestTiming(times[0] - start, itls, times[-1] - start, inputs, outputs)

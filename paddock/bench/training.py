@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paddock.bench.memory import peak_rss_bytes
 from paddock.launch import UserError, units
 from paddock.launch import settings as launch_settings
 
@@ -85,7 +86,5 @@ def _peak_bytes() -> int:
 
     from paddock.train import peak_memory_bytes
 
-    status = Path("/proc/self/status")
-    if torch.accelerator.is_available() or not status.is_file():
-        return peak_memory_bytes()
-    return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+    process = None if torch.accelerator.is_available() else peak_rss_bytes()
+    return peak_memory_bytes() if process is None else process

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import math
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,16 +17,46 @@ from paddock.cli.tables import print_parts, table
 from paddock.launch import UserError, units
 
 if TYPE_CHECKING:
-    from paddock.bench import KernelTiming, ServingMetrics, Workload
-    from paddock.rollout import InferenceClient
+    from contextlib import AbstractAsyncContextManager
+
+    from paddock.bench import (
+        BenchmarkBackend,
+        BenchmarkEngine,
+        KernelTiming,
+        ServerBackend,
+        ServingMetrics,
+        Workload,
+    )
 
 app = typer.Typer(
     cls=ErrorReportingGroup,
     no_args_is_help=True,
-    help="Measure speed on this machine: serving, training, kernels. Nothing is saved.",
+    help="Measure speed on this machine: serving, training, kernels.",
 )
 
+DEFAULT_RUNNING = 32  # requests that an engine here runs at a time without --max-concurrency
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines instead.")]
+
+
+# Options of `bench serve` that need several lines.
+Backend = Annotated[
+    Literal["openai", "openai-chat", "sglang"],
+    typer.Option(help="API of the server: /v1/completions, /v1/chat/completions, /generate."),
+]
+MaxConcurrency = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N,...",
+        help="Concurrent requests; a row each. Default: 1,8,32; no limit with --request-rate.",
+    ),
+]
+RequestRate = Annotated[
+    float, typer.Option(help="Requests/s, Poisson arrivals; inf: as soon as one is done.")
+]
+Burstiness = Annotated[
+    float, typer.Option(help="Of the arrivals: below 1 more bursty, above 1 more even.")
+]
 
 
 @app.command("serve")
@@ -33,17 +66,25 @@ def bench_serve(  # noqa: PLR0913  one option each
         typer.Argument(metavar="[MODEL]", help="A checkpoint, a run, or a preset (fresh weights)."),
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option(help="A server instead, ours or one with SGLang's /generate.")
+        str | None, typer.Option(help="A server instead: ours, vLLM, SGLang, llama.cpp, ...")
     ] = None,
-    max_concurrency: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Concurrent requests; a row each.")
-    ] = "1,8,32",
+    backend: Backend = "openai",
+    served_model_name: Annotated[
+        str | None, typer.Option("--model", help="Its name there. Default: the first listed.")
+    ] = None,
+    text_prompts: Annotated[
+        bool, typer.Option("--text-prompts", help="Send words instead of token ids (openai).")
+    ] = False,
+    max_concurrency: MaxConcurrency = None,
+    request_rate: RequestRate = math.inf,
+    burstiness: Burstiness = 1.0,
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 128,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens of a completion.")] = 64,
     prefix_len: Annotated[int, typer.Option(min=0, help="Tokens that all prompts share.")] = 0,
     num_prompts: Annotated[
-        int | None, typer.Option(min=1, help="Requests per row. Default: four times N.")
+        int | None, typer.Option(min=1, help="Requests per row. Default: four times N, or 128.")
     ] = None,
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
     num_speculative_tokens: Annotated[
         int, typer.Option(min=0, max=5, help="Speculative (MTP) tokens per step.")
     ] = 0,
@@ -52,100 +93,152 @@ def bench_serve(  # noqa: PLR0913  one option each
     api_key: Annotated[
         str | None, typer.Option(envvar="PADDOCK_API_KEY", help="API key of the server.")
     ] = None,
+    server_pid: Annotated[
+        int | None, typer.Option(help="Process of a server here whose peak memory is reported.")
+    ] = None,
+    result_file: Annotated[
+        Path | None, typer.Option(help="Write the JSON lines to this file too.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Throughput, time to first token (TTFT) and inter-token latency (ITL) at each concurrency.
+    """Throughput, time to first token (TTFT), time per output token (TPOT), inter-token latency
+    (ITL) and end-to-end latency (E2EL), as `vllm bench serve` defines them.
 
-    A new request is sent as soon as one is done. One warm-up round per row does not count.
+    One warm-up round per row does not count.
     """
     from paddock.bench import Workload, connect_server, open_benchmark_engine
 
-    if (model is None) == (base_url is None):
-        raise UserError("pass either a MODEL to run here or the --base-url of a server")
-    if prefix_len > input_len - 1:
-        raise UserError(f"--prefix-len {prefix_len} must be smaller than --input-len {input_len}")
-    counts = _counts(max_concurrency)
     load = Workload(
         input_len=input_len,
         output_len=output_len,
         num_prompts=num_prompts or 0,
         prefix_len=prefix_len,
+        seed=seed,
+        request_rate=request_rate,
+        burstiness=burstiness,
     )
+    _check(load)
+    limits = _limits(max_concurrency, request_rate)
+    if model is None and base_url is not None:
+        server = connect_server(
+            base_url, backend, key=api_key, model=served_model_name, text_prompts=text_prompts
+        )
+        name, found = asyncio.run(_measure_server(server, load, limits, server_pid))
+        about = {"backend": backend, "model_id": name, "base_url": base_url}
+    elif model is not None and base_url is None:
+        running = max(each or DEFAULT_RUNNING for each in limits)
+        made = open_benchmark_engine(
+            model, load, running, mtp=num_speculative_tokens, device=device, dtype=dtype
+        )
+        found = _measure_engine(made, load, limits)
+        about = {"backend": "engine", "model_id": model, "device": made.device, "dtype": made.dtype}
+    else:
+        raise UserError("pass either a MODEL to run here or the --base-url of a server")
+    _report(about, found, result_file, as_json)
 
-    async def over_http() -> "list[ServingMetrics]":
-        assert base_url is not None
-        async with connect_server(base_url, api_key) as client:
-            return await _sweep(client, load, counts)
 
-    if model is None:
-        _print_serving({"url": base_url}, asyncio.run(over_http()), as_json)
-        return
-    opened = open_benchmark_engine(
-        model, load, max(counts), mtp=num_speculative_tokens, device=device, dtype=dtype
-    )
-    with opened.engine:
-        load = replace(load, vocab=opened.config.vocab)
-        found = asyncio.run(_sweep(opened.client, load, counts))
-    what = {"model": model, "device": opened.device, "dtype": opened.dtype}
-    _print_serving(what, found, as_json)
+async def _measure_server(
+    opened: "AbstractAsyncContextManager[ServerBackend]",
+    load: "Workload",
+    limits: Sequence[int | None],
+    pid: int | None,
+) -> "tuple[str, list[ServingMetrics]]":
+    """Name of the model, and what was measured."""
+    async with opened as server:
+        return server.model, await _sweep(server, load, limits, pid)
 
 
-def _counts(text: str) -> list[int]:
+def _measure_engine(
+    made: "BenchmarkEngine", load: "Workload", limits: Sequence[int | None]
+) -> "list[ServingMetrics]":
+    with made.engine:
+        load = replace(load, vocab=made.config.vocab)
+        return asyncio.run(_sweep(made.backend, load, limits, os.getpid()))
+
+
+def _limits(text: str | None, request_rate: float) -> list[int | None]:
     """
-    >>> _counts("1,8, 32")
-    [1, 8, 32]
+    >>> _limits("1,8, 32", math.inf), _limits(None, 2.0)
+    ([1, 8, 32], [None])
     """
+    if text is None and math.isfinite(request_rate):
+        return [None]
     try:
-        found = [int(word) for word in text.split(",")]
+        found = [int(word) for word in (text or "1,8,32").split(",")]
     except ValueError:
         found = []
     if not found or min(found) < 1:
         raise UserError(f"--max-concurrency {text}: expected numbers such as 1,8,32")
-    return found
+    return [*found]
+
+
+def _check(load: "Workload") -> None:
+    if load.prefix_len > load.input_len - 1:
+        raise UserError(
+            f"--prefix-len {load.prefix_len} must be smaller than --input-len {load.input_len}"
+        )
+    if not load.request_rate > 0:
+        raise UserError(f"--request-rate {load.request_rate:g} must be positive")
+    if not 0 < load.burstiness < math.inf:
+        raise UserError(f"--burstiness {load.burstiness:g} must be positive and finite")
 
 
 async def _sweep(
-    client: "InferenceClient", load: "Workload", counts: Sequence[int]
+    backend: "BenchmarkBackend",
+    load: "Workload",
+    limits: Sequence[int | None],
+    pid: int | None,
 ) -> "list[ServingMetrics]":
-    from paddock.bench import run_workload
+    """One measurement per limit; `pid`: the process that serves."""
+    from paddock.bench import peak_rss_bytes, run_workload
 
-    return [
-        await run_workload(client, replace(load, num_prompts=load.num_prompts or 4 * n), n)
-        for n in counts
-    ]
+    found = []
+    for limit in limits:
+        count = load.num_prompts or 4 * (limit or DEFAULT_RUNNING)
+        one = await run_workload(backend, replace(load, num_prompts=count), limit)
+        found.append(replace(one, peak_rss_bytes=None if pid is None else peak_rss_bytes(pid)))
+    return found
 
 
-def _print_serving(what: dict[str, Any], found: "Sequence[ServingMetrics]", as_json: bool) -> None:
+def _report(
+    about: dict[str, str], found: "Sequence[ServingMetrics]", file: Path | None, as_json: bool
+) -> None:
+    about = {"date": time.strftime("%Y%m%d-%H%M%S"), **about}
+    lines = [json.dumps(about | each.to_json()) for each in found]
+    if file is not None:
+        file.write_text("".join(f"{line}\n" for line in lines))
     if as_json:
-        for each in found:
-            rates = {
-                "output_throughput": each.output_throughput,
-                "total_token_throughput": each.total_token_throughput,
-            }
-            typer.echo(json.dumps(what | asdict(each) | rates))
+        for line in lines:
+            typer.echo(line)
         return
-    spread = ("p50", "p95", "p99")
+    latencies = [(name, p) for name in ("TTFT", "TPOT", "ITL") for p in (50, 99)]
     made = table(
         "concurrency",
         numbers=(
-            "total\ntok/s",
-            "output\ntok/s",
-            *(f"TTFT\n{p} (ms)" for p in spread),
-            *(f"ITL\n{p} (ms)" for p in spread),
+            *("req/s", "output\ntok/s", "total\ntok/s"),
+            *(f"{name}\np{p} ms" for name, p in latencies),
         ),
     )
+    notes = []
     for each in found:
-        times = (getattr(s, p) for s in (each.ttft_ms, each.itl_ms) for p in spread)
-        speeds = (each.total_token_throughput, each.output_throughput)
+        times = (getattr(each, name.lower()).percentiles[p] for name, p in latencies)
         made.add_row(
-            str(each.max_concurrency),
-            *(f"{speed:,.0f}" for speed in speeds),
+            "no limit" if each.max_concurrency is None else str(each.max_concurrency),
+            f"{each.request_throughput:.2f}",
+            f"{each.output_throughput:,.0f}",
+            f"{each.total_token_throughput:,.0f}",
             *(f"{ms:.1f}" for ms in times),
         )
-    first = found[0]
-    lengths = (first.prompt_tokens // first.requests, first.output_tokens // first.requests)
-    where = ", ".join(str(word) for word in what.values())
-    print_parts(f"{where}: {lengths[0]} input tokens, {lengths[1]} output tokens", made)
+        if each.failed:
+            count = each.failed + each.completed
+            notes.append(f"{each.failed} of {count} requests failed; the first: {each.first_error}")
+    last = found[-1]
+    if last.peak_rss_bytes is not None:
+        notes.append(f"peak memory of the process: {units.format_bytes(last.peak_rss_bytes)}")
+    lengths = (last.total_input_tokens, last.total_output_tokens)
+    inputs, outputs = (round(total / last.completed) for total in lengths)
+    where = ", ".join(word for key, word in about.items() if key != "date")
+    print_parts(f"{where}: {inputs} input tokens, {outputs} output tokens", made, *notes)
 
 
 @app.command("train")

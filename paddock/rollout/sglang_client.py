@@ -51,9 +51,14 @@ class ServerClient:
     api_key: str | None = None
     timeout_s: float = 600.0
 
+    async def get(self, path: str) -> Any:
+        """The JSON value at a path."""
+        async with self._sent("GET", path, b"", None) as response:
+            return _value(await response.read())
+
     async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Any:
         """POST a JSON body; the JSON value of the response."""
-        async with self._sent(path, body, headers) as response:
+        async with self._sent("POST", path, _json(body), headers) as response:
             return _value(await response.read())
 
     async def stream_events(
@@ -61,7 +66,7 @@ class ServerClient:
     ) -> AsyncGenerator[Any, None]:
         """POST a JSON body; the JSON values of the server-sent events."""
         async with (
-            self._sent(path, body, headers) as response,
+            self._sent("POST", path, _json(body), headers) as response,
             aclosing(response.iter_lines()) as lines,
         ):
             async for line in lines:
@@ -82,13 +87,13 @@ class ServerClient:
 
     @asynccontextmanager
     async def _sent(
-        self, path: str, body: Any, headers: dict[str, str] | None
+        self, method: str, path: str, body: bytes, headers: dict[str, str] | None
     ) -> AsyncIterator[PooledResponse]:
         sent = self.http.request(
-            "POST",
+            method,
             self.url + path,
             headers=self._headers() | (headers or {}),
-            body=orjson.dumps(body, option=_NUMPY),
+            body=body,
             timeout_s=self.timeout_s,
         )
         try:
@@ -105,6 +110,10 @@ class ServerClient:
 
     def _headers(self) -> dict[str, str]:
         return _JSON | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+
+
+def _json(body: Any) -> bytes:
+    return orjson.dumps(body, option=_NUMPY)
 
 
 def _value(data: bytes) -> Any:
