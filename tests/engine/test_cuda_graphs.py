@@ -143,7 +143,7 @@ class StepClock:
         return self.now
 
     def around(self, runner):
-        run = runner.execute_step
+        run = runner.launch_step
 
         def timed(plan, *rest):
             reads = plan.has_prefill
@@ -151,7 +151,7 @@ class StepClock:
             self.now += 0.030 if reads else 0.001
             return run(plan, *rest)
 
-        runner.execute_step = timed
+        runner.launch_step = timed
 
 
 @pytest.mark.parametrize(("gather_s", "reads"), [(0.05, 2), (0.01, 4), (0.0, 7)])
