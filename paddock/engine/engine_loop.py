@@ -4,10 +4,9 @@ Everything reaches it through one inbox and is handled between steps: new reques
 weight updates. A step that runs out of memory fails the requests in it, never the thread; any
 other exception is a bug: the engine becomes unhealthy and fails all present and future requests.
 
-With asynchronous scheduling step n + 1 is launched before the tokens of step n are read: the host
-schedules, prepares and delivers while the device computes. That a sequence ended is noticed one
-step late; its extra token is dropped. Before anything but a new request is handled, and where a
-request needs its last token on the host, the step in flight is finished first.
+With asynchronous scheduling step n + 1 is launched before the tokens of step n are read. That a
+sequence ended is noticed one step late; its extra token is dropped. Before anything but a new
+request is handled, or a request needs its last token, the step in flight is finished.
 
 Streamed deltas are delivered after their step; on an accelerator, once the next step is queued, so
 that delivery overlaps with computation. A final output is sent at once, after earlier deltas.
@@ -65,10 +64,9 @@ class EngineLoop:
         found = resolve_kv_cache_config(settings, network.config, weight.element_size())
         layers = cached_layers(settings, network.config)
         self.network, self.settings, self.capacity, self.clock = network, settings, found, clock
-        self.sampling_table = SamplingTable(settings.max_running_requests)
-        self.cache = PagedKVCache(
-            network.config, layers, found, settings.max_running_requests, like=weight.detach()
-        )
+        slots = settings.max_running_requests
+        self.sampling_table = SamplingTable(slots)
+        self.cache = PagedKVCache(network.config, layers, found, slots, like=weight.detach())
         self.scheduler = Scheduler(settings, self.cache)
         self.runner = ModelRunner(network, self.cache, settings, self.sampling_table)
         self.counters = CumulativeStats()
@@ -116,8 +114,7 @@ class EngineLoop:
             self._drain()
         except BaseException as error:
             self._break(error)
-        for sequence in list(self.requests.values()):
-            self.finish_request(sequence, "abort", message="the engine was closed")
+        self.abort_all("the engine was closed")
         self.broken = self.broken or "the engine was closed"
         with self._inbox_lock:
             self._closed = True
@@ -186,6 +183,8 @@ class EngineLoop:
             self._drain()
             self._handle_error(step, error)
             return
+        if self.runner.graphs is not None and step.has_prefill:  # until its duration is known
+            self.scheduler.delay_prefill(now=self.clock(), took=inf)
         # The device runs steps in order: these pages are filled before a later step reads them.
         for each in prefills:
             self.counters.prefill_tokens += each.stop - each.start
@@ -199,13 +198,11 @@ class EngineLoop:
             self._drain()
 
     def _drain(self) -> None:
-        """Finish the step in flight, so that the host knows all tokens."""
         launched, self._in_flight = self._in_flight, None
         if launched is not None:
             self._finish_step(launched)
 
     def _finish_step(self, launched: StepInFlight) -> None:
-        """Read the tokens of a step and process them."""
         step = launched.step
         before = {id(s): s.num_generated for s in step.sequences}
         try:
@@ -250,7 +247,6 @@ class EngineLoop:
             self._deliver_pending()
 
     def _deliver_pending(self) -> None:
-        """Deliver deferred streaming deltas."""
         pending, self._pending_deltas = self._pending_deltas, []
         for sequence, delta in pending:
             if sequence.stream:  # False if its client has failed
@@ -346,9 +342,9 @@ class EngineLoop:
             self.finish_request(sequence, "abort", message=why)
 
     def abort_all(self, why: str) -> int:
-        sequences = list(self.requests.values())
-        for sequence in sequences:
-            self.finish_request(sequence, "abort", message=why)
+        sequences = list(self.requests)
+        for request_id in sequences:
+            self.abort(request_id, why)
         return len(sequences)
 
     def pause(self, mode: PauseMode) -> None:
@@ -395,13 +391,10 @@ class EngineLoop:
         return True
 
     def stats(self) -> EngineStats:
-        healthy = self.broken is None
-        return self.scheduler.stats(self.counters, paused=self.paused, healthy=healthy)
+        return self.scheduler.stats(self.counters, self.paused, self.broken is None)
 
     def audit(self) -> list[str]:
         """Inconsistencies in requests, pages and slots; empty if there are none."""
         known = {s.id for s in (*self.scheduler.running, *self.scheduler.waiting)}
-        lost = [
-            f"{name} is neither running nor waiting" for name in self.requests if name not in known
-        ]
-        return self.scheduler.audit() + lost
+        lost = [name for name in self.requests if name not in known]
+        return self.scheduler.audit() + [f"{name} is neither running nor waiting" for name in lost]

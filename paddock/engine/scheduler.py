@@ -229,7 +229,7 @@ class Scheduler:
         found += [f"{s.id} is waiting but holds pages" for s in self.waiting if s.pages]
         return found
 
-    def stats(self, counters: CumulativeStats, *, paused: bool, healthy: bool) -> EngineStats:
+    def stats(self, counters: CumulativeStats, paused: bool, healthy: bool) -> EngineStats:
         return EngineStats(
             counters=counters.copy(),
             version=self.version,
