@@ -1,5 +1,6 @@
 """Inference engine: continuous batching, paged KV cache, prefix caching and live weight updates.
 
+async_step.py         steps in flight, and their tokens as inputs of the next step
 cuda_graphs.py        CUDA graph capture and replay of decode steps
 ebnf.py               parser for grammars as xgrammar prints them
 engine.py             Engine: the public, thread-safe API
@@ -9,7 +10,8 @@ grammar_automaton.py  pushdown automaton that finds the shortest completion of a
 grammar_worker.py     grammar compilation in a killable process
 kv_cache.py           paged KV cache and attention metadata of a step
 logprobs.py           prompt, top-k and requested log-probabilities
-model_runner.py       executes one scheduled step on the device
+model_runner.py       launches scheduled steps on the device and reads their tokens
+output_processor.py   appends sampled tokens and finds sequences that ended
 page_allocator.py     reference-counted pages of the KV cache
 radix_cache.py        prefix cache: a radix tree over whole pages
 request.py            Request, RequestOutput and Sequence

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paddock.config import ConfigError
+from paddock.engine.async_step import FutureTokens
 from paddock.engine.kv_cache import PagedKVCache, PagedKVCacheView, copy_to_device_async
 from paddock.engine.settings import EngineSettings
 from paddock.kernels.block_table import BlockTable
@@ -140,9 +141,14 @@ class CudaGraphRunner:
 
     # --- passes -----------------------------------------------------------------------------------
 
-    def decode(self, batch: UniformDecodeBatch, token_N: np.ndarray) -> tuple[Tensor, Tensor]:
+    def decode(
+        self, batch: UniformDecodeBatch, token_N: np.ndarray, future: FutureTokens | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Hidden states and logits of every token of a decode step."""
         inputs = self._fill(batch, token_N)
+        if future is not None:
+            buffer_N = inputs.views[0]
+            buffer_N.copy_(future.padded_to(len(buffer_N), batch.query_len).fill(buffer_N))
         hidden_ND, logits_NV = self._replay(inputs, "decode", self._decode)
         assert logits_NV is not None
         return hidden_ND[: batch.tokens], logits_NV[: batch.tokens]

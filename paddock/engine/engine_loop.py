@@ -4,6 +4,10 @@ Everything reaches it through one inbox and is handled between steps: new reques
 weight updates. A step that runs out of memory fails the requests in it, never the thread; any
 other exception is a bug: the engine becomes unhealthy and fails all present and future requests.
 
+With asynchronous scheduling step n + 1 is launched before the tokens of step n are read. That a
+sequence ended is noticed one step late; its extra token is dropped. Before anything but a new
+request is handled, or a request needs its last token, the step in flight is finished.
+
 Streamed deltas are delivered after their step; on an accelerator, once the next step is queued, so
 that delivery overlaps with computation. A final output is sent at once, after earlier deltas.
 """
@@ -13,14 +17,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Literal
 
 import torch
 
+from paddock.engine.async_step import StepInFlight
 from paddock.engine.kv_cache import PagedKVCache
-from paddock.engine.model_runner import FinishedSequence, ModelRunner
+from paddock.engine.model_runner import ModelRunner
+from paddock.engine.output_processor import FinishedSequence
 from paddock.engine.request import EngineError, FinishReason, OutputDelta, RequestOutput, Sequence
 from paddock.engine.sampler import SamplingTable
 from paddock.engine.scheduler import ScheduledStep, Scheduler
@@ -57,16 +64,17 @@ class EngineLoop:
         found = resolve_kv_cache_config(settings, network.config, weight.element_size())
         layers = cached_layers(settings, network.config)
         self.network, self.settings, self.capacity, self.clock = network, settings, found, clock
-        self.sampling_table = SamplingTable(settings.max_running_requests)
-        self.cache = PagedKVCache(
-            network.config, layers, found, settings.max_running_requests, like=weight.detach()
-        )
+        slots = settings.max_running_requests
+        self.sampling_table = SamplingTable(slots)
+        self.cache = PagedKVCache(network.config, layers, found, slots, like=weight.detach())
         self.scheduler = Scheduler(settings, self.cache)
         self.runner = ModelRunner(network, self.cache, settings, self.sampling_table)
         self.counters = CumulativeStats()
         self.requests: dict[str, Sequence] = {}
         self.paused = False
         self.overlap_streaming = weight.device.type != "cpu"  # deliver while the device computes
+        self._in_flight: StepInFlight | None = None
+        self._finished_at = -inf  # when the last step was read
         self._pending_deltas: list[tuple[Sequence, OutputDelta]] = []
         self.broken: str | None = None  # error message of an unhealthy or closed engine
         self._inbox: SimpleQueue[Sequence | DeferredCall | None] = SimpleQueue()
@@ -103,10 +111,10 @@ class EngineLoop:
             while self._read_inbox():
                 if not self.paused:
                     self._step()
+            self._drain()
         except BaseException as error:
             self._break(error)
-        for sequence in list(self.requests.values()):
-            self.finish_request(sequence, "abort", message="the engine was closed")
+        self.abort_all("the engine was closed")
         self.broken = self.broken or "the engine was closed"
         with self._inbox_lock:
             self._closed = True
@@ -116,6 +124,7 @@ class EngineLoop:
         """Handle all messages; block while there is nothing to compute. False: close."""
         busy = not self.paused and bool(self.scheduler.running or self.scheduler.waiting)
         if not busy:
+            self._drain()
             self._deliver_pending()
         try:
             message = self._inbox.get(block=not busy)
@@ -128,6 +137,7 @@ class EngineLoop:
 
     def _handle(self, message: Sequence | DeferredCall) -> None:
         if isinstance(message, DeferredCall):
+            self._drain()  # aborts, pauses and weight updates see every token sampled so far
             if message.done.set_running_or_notify_cancel():
                 try:
                     message.done.set_result(message.run())
@@ -154,43 +164,77 @@ class EngineLoop:
                     self._send(message, why)
 
     def _step(self) -> None:
-        started = self.clock()
+        """Schedule and launch a step, then read and process the last one launched: the one before
+        with asynchronous scheduling, otherwise this one."""
+        if self._in_flight is not None and not self.scheduler.can_plan_ahead():
+            self._drain()
+        started, previous = self.clock(), self._in_flight
         step = self.scheduler.schedule(started)
         if not step.scheduled:
+            self._drain()
             return
         for sequence in step.sequences:
             assert sequence.slot is not None
             self.sampling_table.set(sequence.slot, sequence.request.sampling_params, sequence.seed)
+        prefills = [each for each in step.scheduled if each.is_prefill]
+        try:
+            launched = self.runner.launch_step(step, previous, started)
+        except Exception as error:
+            self._drain()
+            self._handle_error(step, error)
+            return
+        if self.runner.graphs is not None and step.has_prefill:  # until its duration is known
+            self.scheduler.delay_prefill(now=self.clock(), took=inf)
+        # The device runs steps in order: these pages are filled before a later step reads them.
+        for each in prefills:
+            self.counters.prefill_tokens += each.stop - each.start
+            self.scheduler.cache_prefix(each.sequence)
+        if self.overlap_streaming:
+            self._deliver_pending()
+        self._in_flight = launched
+        if previous is not None:
+            self._finish_step(previous)
+        if not self.runner.async_scheduling:
+            self._drain()
+
+    def _drain(self) -> None:
+        launched, self._in_flight = self._in_flight, None
+        if launched is not None:
+            self._finish_step(launched)
+
+    def _finish_step(self, launched: StepInFlight) -> None:
+        step = launched.step
         before = {id(s): s.num_generated for s in step.sequences}
         try:
-            ended = self.runner.execute_step(step, self.scheduler.version, self._deliver_pending)
-        except torch.OutOfMemoryError as error:
-            for sequence in list(step.sequences):
-                self._fail(sequence, f"the device ran out of memory in a step: {error}")
-            return
+            ended = self.runner.read_step(launched, self.scheduler.version)
         except Exception as error:
-            self._break(error)
+            self._handle_error(step, error)
             return
         now = self.clock()
-        took = now - started
+        took = now - max(launched.launched_at, self._finished_at)
+        self._finished_at = now
         self.counters.steps += 1
         self.counters.busy_s += took
         if self.runner.graphs is not None and step.has_prefill:
             self.scheduler.delay_prefill(now=now, took=took)
         self._process_outputs(step, before, ended, now)
 
+    def _handle_error(self, step: ScheduledStep, error: Exception) -> None:
+        if not isinstance(error, torch.OutOfMemoryError):
+            self._break(error)
+            return
+        for sequence in step.sequences:
+            if not sequence.removed:
+                self._fail(sequence, f"the device ran out of memory in a step: {error}")
+
     def _process_outputs(
         self, step: ScheduledStep, before: dict[int, int], ended: list[FinishedSequence], now: float
     ) -> None:
-        for each in step.scheduled:
-            if each.stop - each.start > 1 or not before[id(each.sequence)]:  # prefill
-                self.counters.prefill_tokens += each.stop - each.start
-                self.scheduler.cache_prefix(each.sequence)
         done = {id(end.sequence): end for end in ended}
         for sequence in step.sequences:
             new = sequence.num_generated - before[id(sequence)]
             if new:
-                self._count(sequence, new, now)
+                self.counters.count_tokens(sequence, new, now)
             end = done.get(id(sequence))
             if end is not None and end.error is not None:
                 self._zero_pages(sequence)
@@ -202,19 +246,7 @@ class EngineLoop:
         if not self.overlap_streaming:
             self._deliver_pending()
 
-    def _count(self, sequence: Sequence, new: int, now: float) -> None:
-        counters = self.counters
-        counters.generated_tokens += new
-        counters.verify_steps += 1
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
-            counters.ttft_s.add(now - sequence.arrived)
-        elif sequence.last_token_at is not None:
-            counters.inter_token_latency_s.add((now - sequence.last_token_at) / new, new)
-        sequence.last_token_at = now
-
     def _deliver_pending(self) -> None:
-        """Deliver deferred streaming deltas."""
         pending, self._pending_deltas = self._pending_deltas, []
         for sequence, delta in pending:
             if sequence.stream:  # False if its client has failed
@@ -252,20 +284,9 @@ class EngineLoop:
         output = sequence.to_output(
             finish, now=self.clock(), matched_stop=matched, abort_reason=message, routing=routing
         )
-        self._count_finished(sequence, output)
+        self.counters.count_finished(sequence, output)
         self._remove(sequence)
         self._send(sequence, self._delta(sequence, output))
-
-    def _count_finished(self, sequence: Sequence, output: RequestOutput) -> None:
-        counters = self.counters
-        counters.finished += output.completion.finish != "abort"
-        counters.aborted += output.completion.finish == "abort"
-        counters.reasoning_tokens += output.reasoning_tokens
-        counters.draft_tokens += sequence.draft_tokens
-        counters.accepted_draft_tokens += sequence.accepted_draft_tokens
-        counters.draft_stats.merge(sequence.draft_stats)
-        counters.queue_time_s.add(output.queue_time_s)
-        counters.e2e_latency_s.add(output.e2e_latency_s)
 
     def _fail(self, sequence: Sequence, why: str) -> None:
         self.counters.failed += 1
@@ -296,6 +317,7 @@ class EngineLoop:
 
     def _remove(self, sequence: Sequence) -> None:
         self.scheduler.release(sequence)
+        sequence.removed = True
         self.requests.pop(sequence.id, None)
 
     def _break(self, error: BaseException) -> None:
@@ -306,6 +328,7 @@ class EngineLoop:
             self._send(sequence, EngineError(f"request {sequence.id}: {self.broken}"))
         self.counters.failed += len(self.requests)
         self.requests.clear()
+        self._in_flight = None
         # The state that the step left behind is unknown: start with a new scheduler.
         scheduler = Scheduler(self.settings, self.cache)
         scheduler.version = self.scheduler.version
@@ -319,9 +342,9 @@ class EngineLoop:
             self.finish_request(sequence, "abort", message=why)
 
     def abort_all(self, why: str) -> int:
-        sequences = list(self.requests.values())
-        for sequence in sequences:
-            self.finish_request(sequence, "abort", message=why)
+        sequences = list(self.requests)
+        for request_id in sequences:
+            self.abort(request_id, why)
         return len(sequences)
 
     def pause(self, mode: PauseMode) -> None:
@@ -368,32 +391,10 @@ class EngineLoop:
         return True
 
     def stats(self) -> EngineStats:
-        scheduler, pages = self.scheduler, self.scheduler.pages
-        return EngineStats(
-            counters=self.counters.copy(),
-            version=scheduler.version,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            paused=self.paused,
-            healthy=self.broken is None,
-            pages_total=pages.count,
-            pages_used=pages.num_used,
-            pages_cached=scheduler.radix.size,
-            pages_evictable=pages.evictable,
-            page_size=self.capacity.page_size,
-            running_tokens=sum(s.num_computed for s in scheduler.running),
-            waiting_tokens=sum(len(s.tokens) for s in scheduler.waiting),
-            prefix_cache_hit_tokens=scheduler.prefix_cache_hit_tokens,
-            prefix_cache_query_tokens=scheduler.prefix_cache_query_tokens,
-            evicted_tokens=scheduler.radix.evicted * self.capacity.page_size,
-            preemptions=scheduler.preemptions,
-            kv_cache_bytes=self.cache.bytes,
-        )
+        return self.scheduler.stats(self.counters, self.paused, self.broken is None)
 
     def audit(self) -> list[str]:
         """Inconsistencies in requests, pages and slots; empty if there are none."""
         known = {s.id for s in (*self.scheduler.running, *self.scheduler.waiting)}
-        lost = [
-            f"{name} is neither running nor waiting" for name in self.requests if name not in known
-        ]
-        return self.scheduler.audit() + lost
+        lost = [name for name in self.requests if name not in known]
+        return self.scheduler.audit() + [f"{name} is neither running nor waiting" for name in lost]

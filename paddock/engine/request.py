@@ -103,6 +103,7 @@ class Sequence:
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
     num_computed: int = 0  # tokens whose KV entries are in the cache
+    num_in_flight: int = 0  # tokens sampled by launched steps that the host has not read
     num_cached_pages: int = 0  # leading pages that are in the prefix cache
     mixed_versions: bool = False  # KV entries of more than one weight version
     states: RecurrentStates = field(default_factory=dict)
@@ -112,6 +113,7 @@ class Sequence:
     constraint: "GrammarConstraint | None" = None
     stop_checker: "StopStringChecker | None" = None
     abort_reason: str | None = None
+    removed: bool = False  # ended, failed or aborted: later tokens are dropped
     num_streamed: int = 0  # output tokens already delivered
     cached_tokens: int | None = None
     preemptions: int = 0
@@ -132,9 +134,37 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def length(self) -> int:
+        """Number of tokens, including those in flight."""
+        return len(self.tokens) + self.num_in_flight
+
+    @property
+    def next_index(self) -> int:
+        """Index in the output of the next token to be sampled."""
+        return self.num_generated + self.num_in_flight
+
+    @property
     def num_pending(self) -> int:
         """Tokens without KV entries; one while decoding."""
-        return len(self.tokens) - self.num_computed
+        return self.length - self.num_computed
+
+    @property
+    def awaits_last_token(self) -> bool:
+        """Whether a token in flight is the last that `max_new_tokens` allows."""
+        return self.next_index >= self.max_new_tokens
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host must know a token before the next can be sampled: grammars, thinking
+        budgets and penalties read it."""
+        sampling, thinking = self.request.sampling_params, self.thinking_budget
+        return (
+            self.constraint is not None
+            or (thinking is not None and thinking.budget is not None)
+            or sampling.repetition_penalty != 1
+            or sampling.frequency_penalty != 0
+            or sampling.presence_penalty != 0
+        )
 
     @property
     def must_complete(self) -> bool:
@@ -144,7 +174,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether prefill is done: only the newest output token is not in the KV cache."""
-        return self.num_generated > 0 and self.num_pending == 1
+        return self.next_index > 0 and self.num_pending == 1
 
     @property
     def next_prompt_logprob(self) -> int | None:

@@ -51,7 +51,7 @@ class LogitConstraint:
     @property
     def index(self) -> int:
         """Index of the token to be sampled in its output."""
-        return self.sequence.num_generated + len(self.drafts)
+        return self.sequence.next_index + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)

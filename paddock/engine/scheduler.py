@@ -21,6 +21,7 @@ from paddock.engine.page_allocator import PageAllocator
 from paddock.engine.radix_cache import CacheNamespace, RadixCache
 from paddock.engine.request import Sequence
 from paddock.engine.settings import EngineSettings
+from paddock.engine.stats import CumulativeStats, EngineStats
 
 # The decode batch pads every sequence's keys to the longest; with long queries, spans are cheaper.
 MAX_BATCHED_QUERY_LEN = 16
@@ -38,7 +39,7 @@ class ScheduledSequence(NamedTuple):
     @classmethod
     def of(cls, sequence: Sequence, max_tokens: int) -> "ScheduledSequence":
         """The next tokens of a sequence, at most `max_tokens`, and its drafts if it decodes."""
-        start, end = sequence.num_computed, len(sequence.tokens)
+        start, end = sequence.num_computed, sequence.length
         stop = min(end, start + max_tokens)
         drafts = tuple(sequence.drafts)
         return cls(sequence, start, stop, drafts, 1 + len(drafts) if stop == end else 0)
@@ -46,6 +47,17 @@ class ScheduledSequence(NamedTuple):
     @property
     def tokens(self) -> int:
         return self.stop - self.start + len(self.drafts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens and drafts; 0 for a token that only the device knows."""
+        known = self.sequence.tokens[self.start : self.stop]
+        return [*known, *[0] * (self.stop - self.start - len(known)), *self.drafts]
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether these are prompt tokens, or tokens recomputed after a preemption."""
+        return self.stop - self.start > 1 or not self.sequence.next_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +121,14 @@ class Scheduler:
         insort(self.waiting, sequence, key=priority_key)
 
     def schedule(self, now: float) -> ScheduledStep:
-        """The next step; empty only if no request is running or waiting."""
+        """The next step; empty only if no request is running or waiting, or if the running ones
+        await their last token."""
         self._allocate_decode_pages()
         scheduled: list[ScheduledSequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
+            if sequence.awaits_last_token:
+                continue
             if sequence.is_decoding:
                 scheduled.append(ScheduledSequence.of(sequence, max_tokens=1))
             else:
@@ -132,6 +147,14 @@ class Scheduler:
             budget -= scheduled[-1].tokens
         return ScheduledStep.of(scheduled)
 
+    def can_plan_ahead(self) -> bool:
+        """Whether the next step can be scheduled while tokens are in flight: no sequence needs its
+        token on the host, and none has to be preempted."""
+        if any(s.num_in_flight and s.needs_host for s in self.running):
+            return False
+        missing = sum(max(0, self._missing_pages(s)) for s in self.running)
+        return missing <= self.pages.num_free + self.pages.evictable
+
     def delay_prefill(self, *, now: float, took: float) -> None:
         """Delay the next prefill for as long as the last step with prefill took, up to the
         `max_prefill_delay_s` setting, so that decode-only steps get as much time."""
@@ -139,7 +162,7 @@ class Scheduler:
 
     def cache_prefix(self, sequence: Sequence) -> None:
         """Insert the computed whole pages of a sequence into the prefix cache."""
-        full = sequence.num_computed // self.capacity.page_size
+        full = min(sequence.num_computed, len(sequence.tokens)) // self.capacity.page_size
         if (
             not self.settings.prefix_caching
             or sequence.mixed_versions
@@ -166,6 +189,7 @@ class Scheduler:
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a running sequence: free its pages and queue it again with its tokens so far."""
+        assert not sequence.num_in_flight
         self.release(sequence)
         sequence.preemptions += 1
         self.preemptions += 1
@@ -205,6 +229,28 @@ class Scheduler:
         found += [f"{s.id} is waiting but holds pages" for s in self.waiting if s.pages]
         return found
 
+    def stats(self, counters: CumulativeStats, paused: bool, healthy: bool) -> EngineStats:
+        return EngineStats(
+            counters=counters.copy(),
+            version=self.version,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            paused=paused,
+            healthy=healthy,
+            pages_total=self.pages.count,
+            pages_used=self.pages.num_used,
+            pages_cached=self.radix.size,
+            pages_evictable=self.pages.evictable,
+            page_size=self.capacity.page_size,
+            running_tokens=sum(s.num_computed for s in self.running),
+            waiting_tokens=sum(len(s.tokens) for s in self.waiting),
+            prefix_cache_hit_tokens=self.prefix_cache_hit_tokens,
+            prefix_cache_query_tokens=self.prefix_cache_query_tokens,
+            evicted_tokens=self.radix.evicted * self.capacity.page_size,
+            preemptions=self.preemptions,
+            kv_cache_bytes=self.cache.bytes,
+        )
+
     def _allocate_decode_pages(self) -> None:
         """Allocate pages for the next token of each running sequence, highest priority first;
         preempt from the other end while the KV cache is full."""
@@ -221,7 +267,9 @@ class Scheduler:
                 self._allocate(sequence, missing)
 
     def _missing_pages(self, sequence: Sequence) -> int:
-        tokens = len(sequence.tokens) + self.capacity.lookahead_slots
+        if sequence.awaits_last_token:
+            return 0
+        tokens = sequence.length + self.capacity.lookahead_slots
         return self.capacity.pages_for(tokens) - len(sequence.pages)
 
     def _allocate(self, sequence: Sequence, pages: int) -> None:
@@ -296,5 +344,5 @@ class Scheduler:
         self.pages.decref(sequence.pages)
         self._free_slots.append(sequence.slot)
         sequence.slot, sequence.pages, sequence.num_cached_pages = None, [], 0
-        sequence.num_computed, sequence.mixed_versions = 0, False
+        sequence.num_computed, sequence.num_in_flight, sequence.mixed_versions = 0, 0, False
         sequence.drafts, sequence.states = [], {}

@@ -2,6 +2,10 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paddock.engine.request import RequestOutput, Sequence
 
 LATENCY_BUCKETS_S = (
     0.001,
@@ -97,6 +101,27 @@ class CumulativeStats:
     ttft_s: Histogram = field(default_factory=Histogram)
     inter_token_latency_s: Histogram = field(default_factory=Histogram)
     e2e_latency_s: Histogram = field(default_factory=Histogram)
+
+    def count_tokens(self, sequence: "Sequence", new: int, now: float) -> None:
+        """Count new output tokens of a sequence, and how long they took."""
+        self.generated_tokens += new
+        self.verify_steps += 1
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+            self.ttft_s.add(now - sequence.arrived)
+        elif sequence.last_token_at is not None:
+            self.inter_token_latency_s.add((now - sequence.last_token_at) / new, new)
+        sequence.last_token_at = now
+
+    def count_finished(self, sequence: "Sequence", output: "RequestOutput") -> None:
+        self.finished += output.completion.finish != "abort"
+        self.aborted += output.completion.finish == "abort"
+        self.reasoning_tokens += output.reasoning_tokens
+        self.draft_tokens += sequence.draft_tokens
+        self.accepted_draft_tokens += sequence.accepted_draft_tokens
+        self.draft_stats.merge(sequence.draft_stats)
+        self.queue_time_s.add(output.queue_time_s)
+        self.e2e_latency_s.add(output.e2e_latency_s)
 
     def copy(self) -> "CumulativeStats":
         """A copy that shares no histogram with this one."""

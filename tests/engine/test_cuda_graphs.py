@@ -143,15 +143,15 @@ class StepClock:
         return self.now
 
     def around(self, runner):
-        run = runner.execute_step
+        read = runner.read_step
 
-        def timed(plan, *rest):
-            reads = plan.has_prefill
+        def timed(launched, *rest):
+            reads = launched.step.has_prefill
             self.reading.append(reads)
             self.now += 0.030 if reads else 0.001
-            return run(plan, *rest)
+            return read(launched, *rest)
 
-        runner.execute_step = timed
+        runner.read_step = timed
 
 
 @pytest.mark.parametrize(("gather_s", "reads"), [(0.05, 2), (0.01, 4), (0.0, 7)])

@@ -80,8 +80,8 @@ async def disturb(serving, rng, done):
                 await asyncio.to_thread(serving.flush_cache)
 
 
-@pytest.mark.parametrize("steps", [0, 3])
-def test_no_request_page_or_thread_is_leaked(steps):
+@pytest.mark.parametrize(("steps", "ahead"), [(0, False), (3, False), (0, True)])
+def test_no_request_page_or_thread_is_leaked(steps, ahead):
     rng = random.Random(steps)
     threads = threading.active_count()
 
@@ -96,6 +96,7 @@ def test_no_request_page_or_thread_is_leaked(steps):
     serving = engine(
         copy_of(network("sparse")),
         num_speculative_tokens=steps,
+        async_scheduling=ahead,
         num_pages=44,
         context_length=96,
         max_running_requests=6,

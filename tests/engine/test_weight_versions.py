@@ -33,7 +33,7 @@ def load_other(net):
     net.load_state_dict(other().state_dict())
 
 
-def swapped(mode, *, steps=0, prompts=PROMPTS, count=60):
+def swapped(mode, *, steps=0, prompts=PROMPTS, count=60, ahead=False):
     """An engine whose weights were updated after every stream had started, and the outputs."""
 
     async def main(serving):
@@ -52,7 +52,8 @@ def swapped(mode, *, steps=0, prompts=PROMPTS, count=60):
             await asyncio.to_thread(serving.update_weights, load_other, 1, mode)
         return await asyncio.gather(*tasks)
 
-    serving = engine(copy_of(network("sparse")), num_speculative_tokens=steps)
+    settings = {"num_speculative_tokens": steps, "async_scheduling": ahead}
+    serving = engine(copy_of(network("sparse")), **settings)
     return serving, asyncio.run(main(serving))
 
 
@@ -77,9 +78,9 @@ def assert_split(prompt, completion, *, exact_after):
     return len(got) - before
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-def test_retracted_requests_are_recomputed_with_the_new_weights(steps):
-    serving, answers = swapped("retract", steps=steps)
+@pytest.mark.parametrize(("steps", "ahead"), [(0, False), (2, False), (0, True)])
+def test_retracted_requests_are_recomputed_with_the_new_weights(steps, ahead):
+    serving, answers = swapped("retract", steps=steps, ahead=ahead)
     with serving:
         after = [
             assert_split(prompt, answer.completion, exact_after=True)

@@ -98,13 +98,13 @@ def test_a_tool_call_is_shown_and_its_result_answered(page):
 
 def test_a_reply_can_be_stopped_and_the_chat_started_over(page, live, monkeypatch):
     runner = live.engines[0]._loop.runner
-    run = runner.execute_step
+    run = runner.launch_step
 
     def slowly(*step):
         time.sleep(0.03)  # otherwise the reply may end before a busy browser clicks
         return run(*step)
 
-    monkeypatch.setattr(runner, "execute_step", slowly)
+    monkeypatch.setattr(runner, "launch_step", slowly)
     page.fill("#temperature", "2")
     page.evaluate(
         """() => { const make = request; request = () => ({...make(), ignore_eos: true}); }"""

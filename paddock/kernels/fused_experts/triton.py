@@ -13,7 +13,7 @@ from torch import Tensor
 
 BM = 16  # rows of a block: the fewest that tensor cores multiply
 BF, BD, WARPS, STAGES = 64, 128, 4, 4
-SORTED = 32  # columns of a tile of comparisons
+PLANNED = 4096  # rows times experts of a tile of the plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,35 +26,36 @@ class Work:
 
 @triton.jit
 def plan_kernel(
-    EXPERT, RANK, ROW, BLOCK, R, N, BR: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    EXPERT, ROW, BLOCK, R, N, BE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
-    """One program. A row's rank among those of its expert says which of its blocks it is in, and
-    where; every block begins with a row whose rank is a multiple of BM."""
-    r = tl.arange(0, BR)
-    mine = tl.load(EXPERT + r, mask=r < R, other=-1)
-    rank = tl.zeros([BR], tl.int32)
+    """One program: a counting sort whose work grows linearly with the rows. Rows per expert give
+    the first block of each expert; a row's rank among those of its expert, in the order of rows,
+    says which of its blocks it is in, and where."""
+    e, n, t = tl.arange(0, BE), tl.arange(0, BN), tl.arange(0, STEP)
+    for first in range(0, N, BN):
+        tl.store(BLOCK + first + n, tl.full([BN], -1, tl.int32), mask=first + n < N)
+    for first in range(0, N * BM, BN):
+        tl.store(ROW + first + n, tl.full([BN], -1, tl.int32), mask=first + n < N * BM)
+    counts = tl.zeros([BE], tl.int32)
     for first in range(0, R, STEP):
-        j = first + tl.arange(0, STEP)
-        other = tl.load(EXPERT + j, mask=j < R, other=-2)
-        same = (mine[:, None] == other[None, :]) & (j[None, :] < r[:, None])
-        rank += tl.sum(same.to(tl.int32), 1)
-    tl.store(RANK + r, rank, mask=r < R)
-    n = tl.arange(0, BN)
-    tl.store(BLOCK + n, tl.full([BN], -1, tl.int32), mask=n < N)
-    for start in range(0, BM):
-        tl.store(ROW + n * BM + start, tl.full([BN], -1, tl.int32), mask=n < N)
-    tl.debug_barrier()  # other threads read these ranks and write over these blocks
-    before = tl.zeros([BR], tl.int32)
+        mine = tl.load(EXPERT + first + t, mask=first + t < R, other=-1)
+        counts += tl.sum((mine[:, None] == e[None, :]).to(tl.int32), 0)
+    blocks = (counts + BM - 1) // BM
+    begin = tl.cumsum(blocks, 0) - blocks
+    tl.debug_barrier()  # other threads write over these blocks
+    seen = tl.zeros([BE], tl.int32)  # rows of each expert in earlier tiles
     for first in range(0, R, STEP):
-        j = first + tl.arange(0, STEP)
-        other = tl.load(EXPERT + j, mask=j < R, other=1 << 30)
-        begins = tl.load(RANK + j, mask=j < R, other=1) % BM == 0
-        earlier = (other[None, :] < mine[:, None]) & begins[None, :]
-        before += tl.sum(earlier.to(tl.int32), 1)
-    block = before + rank // BM
-    tl.store(ROW + block * BM + rank % BM, r, mask=r < R)
-    tl.store(BLOCK + block, mine.to(tl.int32), mask=(r < R) & (rank % BM == 0))
+        r = first + t
+        mine = tl.load(EXPERT + r, mask=r < R, other=-1)
+        chosen = mine[:, None] == e[None, :]
+        ones = chosen.to(tl.int32)
+        rank_of_each = seen[None, :] + tl.cumsum(ones, 0) - ones
+        rank = tl.sum(tl.where(chosen, rank_of_each, 0), 1)
+        block = tl.sum(tl.where(chosen, begin[None, :], 0), 1) + rank // BM
+        tl.store(ROW + block * BM + rank % BM, r, mask=r < R)
+        tl.store(BLOCK + block, mine.to(tl.int32), mask=(r < R) & (rank % BM == 0))
+        seen += tl.sum(ones, 0)
 
 
 @triton.jit
@@ -89,6 +90,13 @@ def product_kernel(
         tl.store(there, out.to(OUT.dtype.element_ty), mask=(row >= 0)[None, :] & (f < F)[:, None])
 
 
+def plan_sizes(rows: int, experts: int) -> dict[str, int]:
+    """What the tiles of the plan hold: a power of two of experts, and of rows."""
+    width = max(16, triton.next_power_of_2(experts))
+    step = min(max(2, PLANNED // width), triton.next_power_of_2(max(2, rows)))
+    return {"BE": width, "BN": 128, "STEP": step}
+
+
 def plan(expert_R: Tensor, experts: int) -> Work:
     """Blocks for these rows; as many as there could be, so that the host need not know."""
     R = len(expert_R)
@@ -96,9 +104,7 @@ def plan(expert_R: Tensor, experts: int) -> Work:
     device = expert_R.device
     row_NM = torch.empty(N, BM, dtype=torch.int32, device=device)
     expert_N = torch.empty(N, dtype=torch.int32, device=device)
-    rank_R = torch.empty(R, dtype=torch.int32, device=device)
-    sizes = {"BR": max(16, triton.next_power_of_2(R)), "BN": triton.next_power_of_2(N)}
-    plan_kernel[(1,)](expert_R, rank_R, row_NM, expert_N, R, N, BM=BM, STEP=SORTED, **sizes)
+    plan_kernel[(1,)](expert_R, row_NM, expert_N, R, N, BM=BM, **plan_sizes(R, experts))
     return Work(row_NM, expert_N)
 
 
