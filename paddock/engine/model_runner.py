@@ -77,10 +77,9 @@ class ModelRunner:
             RoutingCapturer(network.config, cache) if settings.capture_routing else None
         )
         self.device = device
-        wanted = settings.async_scheduling
-        enabled = wanted if wanted is not None else device.type != "cpu"
-        # Drafts and captured routing are read on the host after every step.
-        self.async_scheduling = enabled and not (settings.capture_routing or steps)
+        self.async_scheduling = settings.async_scheduling and not (
+            settings.capture_routing or steps
+        )
 
     @torch.inference_mode()
     def launch_step(
