@@ -3,14 +3,18 @@
     python -m benchmarks.cpu_serving MODEL [--dtype float32] [--cases A,B,C,D,E,F] [--repeats 3]
         [--vllm PYTHON] [--llama LLAMA_SERVER --gguf FILE]
 
-MODEL is a checkpoint folder such as SmolLM2-135M's. Every engine runs in a process and environment
-of its own: vLLM in that of PYTHON, llama.cpp as LLAMA_SERVER with a GGUF of the same weights and
-precision. Arms take turns; medians. All see the same token ids; where replies differ, the shared
-prefix is reported: float32 replies of transformers and paddock must be equal.
+MODEL is a checkpoint folder such as SmolLM2-135M's; no tokenizer is needed. Every engine runs in a
+process and environment of its own: vLLM in that of PYTHON, llama.cpp as LLAMA_SERVER with a GGUF of
+the same weights and precision. Arms take turns; medians. All see the same token ids; where replies
+differ, the shared prefix is reported: float32 replies of transformers and paddock must be equal.
 
     A  1 stream, 64 + 128 tokens            D  prefill, 4 x 1,024 + 1 tokens
     B  16 at once, 128 + 128                E  8 behind a shared prefix of 768, + 32
     C  64 at once, 128 + 64                 F  1 stream behind 16,384 tokens, + 32
+
+For a network of `glm_moe_dsa`, which vLLM and llama.cpp do not run here, against transformers:
+
+    G  1 stream, 64 + 64        H  16 at once, 128 + 64        I  4 long prompts, 1,536 + 32
 """
 
 import argparse
@@ -45,6 +49,9 @@ CASES = {
     "D": Case(4, 1024, 1, counts_prompt=True, peer="vllm"),
     "E": Case(8, 800, 32, shared=768, peer="vllm"),
     "F": Case(1, 16_384, 32, peer="llama", target=0.8),
+    "G": Case(1, 64, 64, peer="transformers", target=2.0),
+    "H": Case(16, 128, 64, peer="transformers", target=2.0),
+    "I": Case(4, 1536, 32, peer="transformers", target=2.0),
 }
 
 

@@ -18,22 +18,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 PARALLEL = 64
+CACHE_GIB = 2
 Prompts = list[list[int]]
 Arm = tuple[Callable[[Prompts, int], Prompts], Callable[[], object]]  # generate, close
 
 
 def paddock(model: str, dtype: str) -> Arm:
-    from pathlib import Path
-
-    from paddock.engine import EngineSettings, Request
-    from paddock.launch.engines import load_engines, open_model_folder
+    from paddock.checkpoint import load_pretrained
+    from paddock.engine import Engine, EngineSettings, Request
+    from paddock.launch.engines import pack_for_cpu
     from paddock.records import SamplingParams
 
+    network = load_pretrained(model, dtype, "cpu")
+    pack_for_cpu(network, wait=True)
     settings = EngineSettings(
-        max_running_requests=PARALLEL, kv_cache_bytes=2 << 30, stop_token_ids=()
+        max_running_requests=PARALLEL, kv_cache_bytes=CACHE_GIB << 30, stop_token_ids=()
     )
-    folder = open_model_folder(Path(model), None)
-    (engine,) = load_engines(folder, ["cpu"], dtype, settings, fits=False)
+    engine = Engine(network, None, settings)
 
     def run(prompts: Prompts, new: int) -> Prompts:
         sampling = SamplingParams(temperature=0.0, max_new_tokens=new, ignore_eos=True)
@@ -63,7 +64,7 @@ def transformers(model: str, dtype: str) -> Arm:
 
 
 def vllm(model: str, dtype: str) -> Arm:
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(CACHE_GIB))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm import LLM, SamplingParams
 

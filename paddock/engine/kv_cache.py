@@ -4,6 +4,8 @@ KV slot s is position s % page_size of page s // page_size. `slot` alone is a se
 block table. T new tokens, S KV slots, B sequences, Q queries of each, P pages of the longest.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ class PagedKVCache:
         # Zeros, not empty: entries behind a sequence's end are multiplied by zero, and zero times
         # NaN is NaN.
         self.storage: dict[tuple[int, str], Tensor] = {
-            (layer, stream): like.new_zeros(capacity.tokens, *shape)
+            (layer, stream): _zeros(capacity.tokens, *shape, like=like)
             for layer in layers
             for stream, shape in cost.kv_cache_shapes(config, layer).items()
         }
@@ -74,6 +76,15 @@ class PagedKVCache:
         size = self.capacity.page_size
         page_BQ = np.take_along_axis(page_BP, position_BQ // size, 1)
         return page_BQ * size + position_BQ % size
+
+
+def _zeros(*shape: int, like: Tensor) -> Tensor:
+    """On a CPU memory is taken only when it is first written to: a large cache costs what is used
+    of it."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    bytes_N = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)  # by calloc
+    return torch.from_numpy(bytes_N).view(like.dtype).view(shape)
 
 
 class PrefillChunks:
