@@ -68,7 +68,7 @@ def pages_for(lengths, size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("F", "D"), [(64, 64), (100, 48), (16, 6), (130, 578)])
+@pytest.mark.parametrize(("F", "D"), [(64, 64), (100, 48), (16, 6), (130, 576), (70, 578)])
 def test_packed_linear_is_the_linear_layer(dtype, F, D):
     linear = nn.Linear(D, F).to(dtype)
     packed = PackedLinear(linear)
@@ -301,6 +301,23 @@ def test_a_compiler_that_fails_is_logged_and_references_are_used(monkeypatch, tm
     assert not list((tmp_path / "cache").iterdir())
     with pytest.raises(KernelCompileError):
         library.compile_library(tmp_path / "cache" / "x.so")
+
+
+def test_where_amx_is_refused_other_instructions_are_used(monkeypatch, tmp_path):
+    weight_FD, x_TD = torch.randn(130, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+    monkeypatch.setattr(library, "_amx_works", lambda _: False)
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-O1"))
+    library.compile_library(tmp_path / "x.so")
+    monkeypatch.setattr(cpu, "_library", library.Library(tmp_path / "x.so"))
+    assert_close(
+        packed_linear(x_TD, pack(weight_FD)), x_TD.float() @ weight_FD.float().T, x_TD.dtype
+    )
+
+
+def test_a_processor_whose_amx_dies_is_noticed(monkeypatch, tmp_path):
+    (tmp_path / "amx_probe.cpp").write_text("int main() { __builtin_trap(); }")
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
+    assert not library._amx_works(library._compiler())
 
 
 def test_gradients_use_references():

@@ -4,6 +4,7 @@ library.py   compilation and cache
 cpu.cpp      entry points
 pool.h       worker threads
 vec.h        vectors of 16 floats
+amx.h        products by AMX tiles; amx_probe.cpp tries them
 linear.h     products with packed weights
 attention.py  attention through a block table
 elementwise.h  RMSNorm and RoPE

@@ -20,7 +20,6 @@ template <class T>
 void experts(long tokens, long D, long F, long E, long K, const T* x, long ldx, const int64_t* expert,
              const float* weight, const T* gate_up, const T* down, T* out) {
   long R = tokens * K, inner_panels = (F + PANEL - 1) / PANEL, out_panels = (D + PANEL - 1) / PANEL;
-  long step = sizeof(T) == 2 ? 2 : 1;
   ByExpert order(E, R, expert);
   std::vector<long> used;
   for (long e = 0; e < E; e++)
@@ -33,39 +32,23 @@ void experts(long tokens, long D, long F, long E, long K, const T* x, long ldx, 
     memcpy(gathered.data() + r * D, x + order.row[r] / K * ldx, D * sizeof(T));
   }
   double work = 1.0 * R * D * F;
-  parallel((long)used.size() * inner_panels, 2 * work, [&](long task) {
-      long e = used[task / inner_panels], p = task % inner_panels, first = order.start[e];
-      const T* panel = gate_up + (e * inner_panels + p) * 2 * D * PANEL;
-      for (int c = 0; c < PANEL / LANES && p * PANEL + c * LANES < F; c += COLUMNS)
-        by_rows(order.start[e + 1] - first, [&](auto rows, long m) {
-          vec g[rows][COLUMNS] = {}, u[rows][COLUMNS] = {};
-          const T *row = gathered.data() + (first + m) * D, *w = panel + c * LANES * step;
-          multiply<rows>(row, D, w, PANEL, D, g);
-          multiply<rows>(row, D, w + D * PANEL, PANEL, D, u);
-          for (int r = 0; r < rows; r++)
-            for (int v = 0; v < COLUMNS; v++) {
-              long col = p * PANEL + (c + v) * LANES;
-              int some = (int)std::min<long>(LANES, F - col);
-              if (some <= 0) break;
-              store_some(inner.data() + (first + m + r) * F + col, silu(g[r][v]) * u[r][v], some);
-            }
-        });
+  // Calls tile(e, p, row, rows) for every panel of every expert that has rows.
+  auto for_tiles = [&](long panels, long inputs, double work, auto tile) {
+    parallel((long)used.size() * panels, work, [&](long task) {
+      long e = used[task / panels], first = order.start[e];
+      by_tiles<T>(order.start[e + 1] - first, inputs, [&](long m, long rows) { tile(e, task % panels, first + m, rows); });
+    });
+  };
+  for_tiles(inner_panels, D, 2 * work, [&](long e, long p, long row, long rows) {
+    const T* both = gate_up + (e * inner_panels + p) * 2 * D * PANEL;
+    gate_up_panel(gathered.data() + row * D, D, rows, both, D, inner.data() + row * F + p * PANEL, F, F - p * PANEL);
   });
-  parallel((long)used.size() * out_panels, work, [&](long task) {
-      long e = used[task / out_panels], p = task % out_panels, first = order.start[e];
-      const T* panel = down + (e * out_panels + p) * F * PANEL;
-      for (int c = 0; c < PANEL / LANES && p * PANEL + c * LANES < D; c += COLUMNS)
-        by_rows(order.start[e + 1] - first, [&](auto rows, long m) {
-          vec acc[rows][COLUMNS] = {};
-          multiply<rows>(inner.data() + (first + m) * F, F, panel + c * LANES * step, PANEL, F, acc);
-          for (int r = 0; r < rows; r++)
-            for (int v = 0; v < COLUMNS; v++) {
-              long col = p * PANEL + (c + v) * LANES;
-              int some = (int)std::min<long>(LANES, D - col);
-              if (some <= 0) break;
-              store_some(answer.data() + (first + m + r) * D + col, acc[r][v], some);
-            }
-        });
+  for_tiles(out_panels, F, work, [&](long e, long p, long row, long rows) {
+    float sums[MAX_TILE * PANEL];
+    panel_sums(inner.data() + row * F, F, rows, down + (e * out_panels + p) * F * PANEL, F, sums);
+    for_outputs(rows, D - p * PANEL, [&](long r, long v, int some) {
+      store_some(answer.data() + (row + r) * D + p * PANEL + v, load(sums + r * PANEL + v), some);
+    });
   });
   for_rows(tokens, K * D, [&](long t) {
     for (long d = 0; d < D; d += LANES) {

@@ -7,6 +7,7 @@ depends on. Without a compiler there are no CPU kernels, and references are used
 
 import ctypes
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -21,7 +22,9 @@ import torch
 
 from paddock.kernels.compile import KernelCompileError, cache_folder
 
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread")
+log = logging.getLogger(__name__)
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread")
+NO_AMX = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 SOURCES = Path(__file__).parent
 TIMEOUT_S = 300
 _L, _P, _F, _I = c_long, c_void_p, c_float, c_int
@@ -102,11 +105,26 @@ def compile_library(file: Path) -> None:
         raise KernelCompileError(f"cannot write CPU kernels: {error}") from error
     os.close(handle)
     try:
-        _run([compiler, *FLAGS, str(SOURCES / "cpu.cpp"), "-o", name])
+        without = NO_AMX if "amx_bf16" in _cpu_features() and not _amx_works(compiler) else ()
+        shared = ("-shared", "-fPIC")
+        _run([compiler, *FLAGS, *without, *shared, str(SOURCES / "cpu.cpp"), "-o", name])
         os.replace(name, file)  # atomically: another process may load it
     finally:
         with suppress(OSError):
             os.unlink(name)
+
+
+def _amx_works(compiler: str) -> bool:
+    """Whether a small product by AMX succeeds: some virtual machines announce it and refuse it."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "probe")
+        try:
+            _run([compiler, *FLAGS, str(SOURCES / "amx_probe.cpp"), "-o", program])
+            _run([program])
+        except KernelCompileError as error:
+            log.info("AMX is not used: %s", error)
+            return False
+    return True
 
 
 def _run(command: Sequence[str]) -> None:
@@ -115,6 +133,6 @@ def _run(command: Sequence[str]) -> None:
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelCompileError(f"the C++ compiler failed: {error}") from error
+        raise KernelCompileError(f"{command[0]} failed: {error}") from error
     if done.returncode:
-        raise KernelCompileError(f"{command[0]} could not compile the CPU kernels:\n{done.stderr}")
+        raise KernelCompileError(f"{command[0]} failed ({done.returncode}):\n{done.stderr}")

@@ -6,12 +6,13 @@
 // row's result does not depend on how many rows there are.
 #pragma once
 #include <type_traits>
+#include "amx.h"
 #include "pool.h"
 #include "vec.h"
 
 constexpr int PANEL = 64;
 #if defined(__AVX512F__)
-constexpr int COLUMNS = 4, ROWS = 6;  // vectors and rows of a tile: 24 of 32 registers are sums
+constexpr int COLUMNS = 4, ROWS = 6;  // vectors and rows in registers: 24 of 32 are sums
 #else
 constexpr int COLUMNS = 1, ROWS = 5;
 #endif
@@ -73,31 +74,61 @@ template <class F> inline void by_rows(long M, F tile) {
   }
 }
 
-constexpr long ROW_BLOCK = 192;      // rows of a task, a multiple of every ROWS but 5
+// Inputs that lie side by side in a panel.
+template <class T> constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
+
+constexpr long ROW_BLOCK = 192;  // rows of a task
+constexpr long MAX_TILE = 32;
+
+// Rows of a tile of products; it divides ROW_BLOCK.
+template <class T> inline long tile_rows(long K) {
+#if defined(__AMX_BF16__)
+  if (sizeof(T) == 2 && K % AMX_INPUTS == 0 && amx_allowed()) return AMX_ROWS;
+#endif
+  return 4 * ROWS;
+}
+
+// sums[r][n] = x[r] . w[n] for at most tile_rows(K) rows and the 64 outputs of a panel
+template <class T> inline void panel_sums(const T* x, long ldx, long rows, const T* panel, long K, float* sums) {
+#if defined(__AMX_BF16__)
+  if constexpr (sizeof(T) == 2)
+    if (tile_rows<T>(K) == AMX_ROWS) return amx_sums(x, ldx, rows, panel, K, sums);
+#endif
+  for (int c = 0; c < PANEL / LANES; c += COLUMNS)
+    by_rows(rows, [&](auto R, long r) {
+      vec acc[R][COLUMNS] = {};
+      multiply<R>(x + r * ldx, ldx, panel + c * LANES * PAIR<T>, PANEL, K, acc);
+      for (int i = 0; i < R; i++)
+        for (int v = 0; v < COLUMNS; v++) store(sums + (r + i) * PANEL + (c + v) * LANES, acc[i][v]);
+    });
+}
+
+// Calls tile(m, rows) for M rows, in tiles.
+template <class T, class F> inline void by_tiles(long M, long K, F tile) {
+  for (long m = 0, step = tile_rows<T>(K); m < M; m += step) tile(m, std::min(step, M - m));
+}
+
+// Calls out(r, v, some) for the outputs of a panel that exist: `some` of them from sums[r][v] on.
+template <class F> inline void for_outputs(long rows, long outputs, F out) {
+  for (long r = 0; r < rows; r++)
+    for (long v = 0; v < std::min<long>(PANEL, outputs); v += LANES)
+      out(r, v, (int)std::min<long>(LANES, outputs - v));
+}
 
 template <class T, class O>
 void linear(long M, long N, long K, const T* x, long ldx, const T* w, const T* bias, O* out, long ldo) {
   long panels = (N + PANEL - 1) / PANEL, blocks = (M + ROW_BLOCK - 1) / ROW_BLOCK;
   parallel(panels * blocks, (double)M * N * K, [&](long task) {
-    long p = task / blocks, m0 = task % blocks * ROW_BLOCK, rows = std::min(ROW_BLOCK, M - m0);
-    for (int c = 0; c < PANEL / LANES; c += COLUMNS) {
-      long n = p * PANEL + c * LANES;
-      if (n >= N) break;
-      const T* panel = w + p * K * PANEL + c * LANES * (sizeof(T) == 2 ? 2 : 1);
-      by_rows(rows, [&](auto R, long m) {
-        vec acc[R][COLUMNS] = {};
-        multiply<R>(x + (m0 + m) * ldx, ldx, panel, PANEL, K, acc);
-        for (int r = 0; r < R; r++)
-          for (int v = 0; v < COLUMNS; v++) {
-            long col = n + v * LANES, at = (m0 + m + r) * ldo + col;
-            int some = (int)std::min<long>(LANES, N - col);
-            if (some <= 0) break;
-            vec y = acc[r][v];
-            if (bias) y += load_some(bias + col, some);
-            store_some(out + at, y, some);
-          }
+    long n = task / blocks * PANEL, m0 = task % blocks * ROW_BLOCK;
+    by_tiles<T>(std::min(ROW_BLOCK, M - m0), K, [&](long m, long rows) {
+      float sums[MAX_TILE * PANEL];
+      panel_sums(x + (m0 + m) * ldx, ldx, rows, w + n * K, K, sums);
+      for_outputs(rows, N - n, [&](long r, long v, int some) {
+        vec y = load(sums + r * PANEL + v);
+        if (bias) y += load_some(bias + n + v, some);
+        store_some(out + (m0 + m + r) * ldo + n + v, y, some);
       });
-    }
+    });
   });
 }
 
@@ -106,21 +137,25 @@ template <class T>
 void linear_stack(long H, long M, long N, long K, const T* x, long ldx, long x_head, const T* w, T* out, long ldo, long out_head) {
   long panels = (N + PANEL - 1) / PANEL;
   parallel(H * panels, (double)H * M * N * K, [&](long task) {
-    long h = task / panels, p = task % panels;
-    for (int c = 0; c < PANEL / LANES && p * PANEL + c * LANES < N; c += COLUMNS) {
-      const T* panel = w + task * K * PANEL + c * LANES * (sizeof(T) == 2 ? 2 : 1);
-      by_rows(M, [&](auto R, long m) {
-        vec acc[R][COLUMNS] = {};
-        multiply<R>(x + m * ldx + h * x_head, ldx, panel, PANEL, K, acc);
-        for (int r = 0; r < R; r++)
-          for (int v = 0; v < COLUMNS; v++) {
-            long col = p * PANEL + (c + v) * LANES;
-            int some = (int)std::min<long>(LANES, N - col);
-            if (some <= 0) break;
-            store_some(out + (m + r) * ldo + h * out_head + col, acc[r][v], some);
-          }
+    long h = task / panels, n = task % panels * PANEL;
+    by_tiles<T>(M, K, [&](long m, long rows) {
+      float sums[MAX_TILE * PANEL];
+      panel_sums(x + m * ldx + h * x_head, ldx, rows, w + task * K * PANEL, K, sums);
+      for_outputs(rows, N - n, [&](long r, long v, int some) {
+        store_some(out + (m + r) * ldo + h * out_head + n + v, load(sums + r * PANEL + v), some);
       });
-    }
+    });
+  });
+}
+
+// silu(gate x) * up x for the rows of a tile and one panel of each; `outputs` exist from out on
+template <class T>
+inline void gate_up_panel(const T* x, long ldx, long rows, const T* both, long K, T* out, long ldo, long outputs) {
+  float gate[MAX_TILE * PANEL], up[MAX_TILE * PANEL];
+  panel_sums(x, ldx, rows, both, K, gate);
+  panel_sums(x, ldx, rows, both + K * PANEL, K, up);
+  for_outputs(rows, outputs, [&](long r, long v, int some) {
+    store_some(out + r * ldo + v, silu(load(gate + r * PANEL + v)) * load(up + r * PANEL + v), some);
   });
 }
 
@@ -128,23 +163,9 @@ void linear_stack(long H, long M, long N, long K, const T* x, long ldx, long x_h
 template <class T> void gate_up(long M, long F, long K, const T* x, long ldx, const T* w, T* out, long ldo) {
   long panels = (F + PANEL - 1) / PANEL, blocks = (M + ROW_BLOCK - 1) / ROW_BLOCK;
   parallel(panels * blocks, 2.0 * M * F * K, [&](long task) {
-    long p = task / blocks, m0 = task % blocks * ROW_BLOCK, rows = std::min(ROW_BLOCK, M - m0);
-    for (int c = 0; c < PANEL / LANES; c += COLUMNS) {
-      long n = p * PANEL + c * LANES;
-      if (n >= F) break;
-      const T* gate = w + 2 * p * K * PANEL + c * LANES * (sizeof(T) == 2 ? 2 : 1);
-      by_rows(rows, [&](auto R, long m) {
-        vec g[R][COLUMNS] = {}, u[R][COLUMNS] = {};
-        multiply<R>(x + (m0 + m) * ldx, ldx, gate, PANEL, K, g);
-        multiply<R>(x + (m0 + m) * ldx, ldx, gate + K * PANEL, PANEL, K, u);
-        for (int r = 0; r < R; r++)
-          for (int v = 0; v < COLUMNS; v++) {
-            long col = n + v * LANES;
-            int some = (int)std::min<long>(LANES, F - col);
-            if (some <= 0) break;
-            store_some(out + (m0 + m + r) * ldo + col, silu(g[r][v]) * u[r][v], some);
-          }
-      });
-    }
+    long n = task / blocks * PANEL, m0 = task % blocks * ROW_BLOCK;
+    by_tiles<T>(std::min(ROW_BLOCK, M - m0), K, [&](long m, long rows) {
+      gate_up_panel(x + (m0 + m) * ldx, ldx, rows, w + 2 * n * K, K, out + (m0 + m) * ldo + n, ldo, F - n);
+    });
   });
 }
