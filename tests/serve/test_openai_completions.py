@@ -59,9 +59,9 @@ def test_scoring_a_prompt_returns_an_empty_completion(client):
 
 def test_completions_echo_with_logprobs(client, live):
     ids = live.tokenizer.encode("one two three", specials=True)
-    done = client.completions.create(
-        model="m", prompt="one two three", echo=True, logprobs=1, max_tokens=1, temperature=0
-    ).choices[0]
+    params = {"model": "m", "prompt": "one two three", "echo": True, "logprobs": 1}
+    params |= {"max_tokens": 1, "temperature": 0, "logit_bias": {ids[0]: 100}}  # no special token
+    done = client.completions.create(**params).choices[0]
     assert done.text.startswith("one two three")
     assert len(done.logprobs.token_logprobs) == len(ids) + 1
     assert done.logprobs.token_logprobs[0] is None and done.logprobs.top_logprobs[0] is None

@@ -56,6 +56,8 @@ def train_all(runs):
 
 
 def test_two_ranks_have_the_loss_curve_of_one(home):
+    # Rounding to bfloat16 moves a norm of gradients by 2 % on some processors; a wrong divisor
+    # would move it by half.
     tolerance = {"float32": 1e-5, "bfloat16": 0.05}
     alone = train_all([make_run(home, "one", dtype) for dtype in tolerance])
     ways = {"context": {"context": 2}, "data": {"data": 2}}
@@ -64,5 +66,6 @@ def test_two_ranks_have_the_loss_curve_of_one(home):
     ones = dict(zip(tolerance, alone, strict=True))
     for (name, dtype), many in zip(shared, many_runs, strict=True):
         for part in ("loss", "mtp_loss", "grad_norm"):
-            one = pytest.approx(curve(ones[dtype], part), abs=tolerance[dtype])
+            rel = 0.05 if part == "grad_norm" and dtype == "bfloat16" else None
+            one = pytest.approx(curve(ones[dtype], part), rel=rel, abs=tolerance[dtype])
             assert curve(many, part) == one, (name, dtype, part)
