@@ -5,6 +5,7 @@
 // a result does not depend on what else is computed.
 #pragma once
 #include <vector>
+#include "attention_amx.h"
 #include "linear.h"
 
 constexpr int KEYS = 64;            // of a block
@@ -85,6 +86,9 @@ inline void weigh(const float* p, const T* const* value, long col, int some, int
 struct Rows {
   std::vector<float> q, scores, out, key_T;
   float top[MAX_ROWS], total[MAX_ROWS];
+#if defined(__AMX_BF16__)
+  AmxRows amx;
+#endif
 };
 
 // scores[r][k] = q[r] . key[k] for n keys; rows of scores have KEYS columns
@@ -98,8 +102,14 @@ void key_dots(const float* q, int rows, long D, const T* const* key, int n, floa
     }
     return;
   }
-  for (int k = 0; k < n; k++)
-    for (long d = 0; d < D; d++) key_T[d * KEYS + k] = widen(key[k][d]);
+  for (int k = 0; k < n; k += LANES)
+    for (long d = 0; d < D; d += LANES) {
+      vec tile[LANES] = {};
+      int some = (int)std::min<long>(LANES, D - d);
+      for (int i = 0; i < std::min(LANES, n - k); i++) tile[i] = load_some(key[k + i] + d, some);
+      transpose(tile);
+      for (int i = 0; i < some; i++) store(key_T + (d + i) * KEYS + k, tile[i]);
+    }
   for (int c = 0; c < KEYS / LANES && c * LANES < n; c += COLUMNS)
     by_rows(rows, [&](auto R, long r) {
       vec acc[R][COLUMNS] = {};
@@ -217,33 +227,53 @@ void attention(const Sequences& s, const Selection& selection, const AttentionSh
       }
       long past = s.keys[t.b] - s.queries[t.b] + t.query, token, head;
       Pages pages{s.page + t.b * s.pages, s.page_size};
-      for (int r = 0; r < rows; r++) {
+      auto query = [&](int r) {
         place(t, r, token, head);
-        const T* row = q + token * ldq + head * a.D;
-        for (long d = 0; d < a.D; d += LANES)
-          store(mine.q.data() + r * D + d, load_some(row + d, (int)std::min<long>(LANES, a.D - d)) * a.scale);
-        mine.top[r] = -INFINITY, mine.total[r] = 0;
-      }
-      std::fill(mine.out.begin(), mine.out.begin() + rows * V, 0.0f);
+        return q + token * ldq + head * a.D;
+      };
+      std::fill(mine.top, mine.top + MAX_ROWS, -INFINITY), std::fill(mine.total, mine.total + MAX_ROWS, 0.0f);
+      std::fill(mine.out.begin(), mine.out.end(), 0.0f);
       long first = t.split * SPLIT, last = std::min(past + t.queries, first + SPLIT);
       if (a.window) first = std::max(first, (past + 1 - a.window) / KEYS * KEYS);
-      for (long k0 = std::max(0L, first); k0 < last; k0 += KEYS) {
-        int n = (int)std::min<long>(KEYS, last - k0);
-        if (selection.index) {
-          uint64_t any = 0;
-          for (int r = 0; r < rows; r++) any |= selected[r] = bits[r / (rows / t.queries) * words + k0 / KEYS];
-          if (!any) continue;
+      // Calls attend(n, selection) for every block of keys that some row attends to.
+      auto for_blocks = [&](auto attend) {
+        for (long k0 = std::max(0L, first); k0 < last; k0 += KEYS) {
+          int n = (int)std::min<long>(KEYS, last - k0);
+          if (selection.index) {
+            uint64_t any = 0;
+            for (int r = 0; r < rows; r++) any |= selected[r] = bits[r / (rows / t.queries) * words + k0 / KEYS];
+            if (!any) continue;
+          }
+          for (int k = 0; k < n; k++) {
+            int64_t slot = pages.slot(k0 + k);
+            keys[k] = key + slot * ldk + t.g * key_head, values[k] = value + slot * ldv + t.g * value_head;
+          }
+          for (int r = 0; r < rows; r++) {
+            long seen = past + r / (rows / t.queries) + 1;
+            to[r] = (int)std::min<long>(n, seen - k0);
+            from[r] = a.window ? (int)std::max<long>(0, seen - a.window - k0) : 0;
+          }
+          attend(n, selection.index ? selected : nullptr);
         }
-        for (int k = 0; k < n; k++) {
-          int64_t slot = pages.slot(k0 + k);
-          keys[k] = key + slot * ldk + t.g * key_head, values[k] = value + slot * ldv + t.g * value_head;
-        }
+      };
+      bool tiles = false;
+#if defined(__AMX_BF16__)
+      if constexpr (sizeof(T) == 2) tiles = amx_attention_suits(a.D, a.V);
+      if constexpr (sizeof(T) == 2) if (tiles) {
+        Tiles shape(AMX_ROWS);
+        mine.amx.take_queries(rows, a.D, query);
+        for_blocks([&](int n, const uint64_t* some) {
+          amx_block(mine.amx, rows, a.D, a.V, a.scale, ldk, keys, values, n, from, to, some, mine.top, mine.total, mine.out.data());
+        });
+      }
+#endif
+      if (!tiles) {
         for (int r = 0; r < rows; r++) {
-          long seen = past + r / (rows / t.queries) + 1;
-          to[r] = (int)std::min<long>(n, seen - k0);
-          from[r] = a.window ? (int)std::max<long>(0, seen - a.window - k0) : 0;
+          const T* row = query(r);
+          for (long d = 0; d < a.D; d += LANES)
+            store(mine.q.data() + r * D + d, load_some(row + d, (int)std::min<long>(LANES, a.D - d)) * a.scale);
         }
-        attend_block(mine, rows, a, keys, values, n, from, to, selection.index ? selected : nullptr);
+        for_blocks([&](int n, const uint64_t* some) { attend_block(mine, rows, a, keys, values, n, from, to, some); });
       }
       for (int r = 0; r < rows; r++) {
         if (t.splits > 1) {

@@ -59,6 +59,24 @@ template <class T> inline void store_some(T* p, vec v, int n) {
 
 inline vec max(vec a, vec b) { return a > b ? a : b; }
 
+// Row i of 16 becomes column i.
+inline void transpose(vec (&row)[LANES]) {
+#pragma GCC unroll 4
+  for (int half = 1; half < LANES; half *= 2) {
+    ivec even, odd;
+    for (int l = 0; l < LANES; l++) {
+      even[l] = l & half ? LANES + l - half : l;
+      odd[l] = l & half ? LANES + l : l + half;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+      if (i & half) continue;
+      vec a = row[i], b = row[i + half];
+      row[i] = __builtin_shuffle(a, b, even), row[i + half] = __builtin_shuffle(a, b, odd);
+    }
+  }
+}
+
 // Always the same tree, so that a sum does not depend on where it is taken.
 inline float sum(vec v) {
 #if defined(__AVX512F__)
