@@ -188,8 +188,8 @@ class PackedExperts(PackedModule):
         E, hidden, inner = down_EDF.shape
         panels = -(-inner // PANEL)
         self.stacks = PackedExpertWeights(
-            _stacked_panels(E, (2 * panels * PANEL, hidden), gate_up_EGD),
-            _stacked_panels(E, (hidden, inner), down_EDF),
+            empty_panels((E, 2 * panels * PANEL, hidden), gate_up_EGD),
+            empty_panels((E, hidden, inner), down_EDF),
             hidden,
             inner,
         )
@@ -205,11 +205,6 @@ class PackedExperts(PackedModule):
             "gate_up": PackedTensor(tuple((gate, up) for gate, up, _ in experts), stacked=True),
             "down": PackedTensor(tuple((down,) for _, _, down in experts), stacked=True),
         }
-
-
-def _stacked_panels(count: int, shape: tuple[int, int], like: Tensor) -> Tensor:
-    one = empty_panels(shape, like)
-    return one.new_zeros(count, *one.shape)
 
 
 class PackedKVUp(PackedLinear):
@@ -300,8 +295,8 @@ class PackedGQA(GQA):
 
 
 def _pack_stack(weight_HFD: Tensor) -> PrepackedWeight:
-    H, outputs, inputs = weight_HFD.shape
-    stack = _stacked_panels(H, (outputs, inputs), weight_HFD)
+    _, outputs, inputs = weight_HFD.shape
+    stack = empty_panels(weight_HFD.shape, weight_HFD)
     for panels, weight_FD in zip(stack, weight_HFD, strict=True):
         write(PrepackedWeight(panels, outputs, inputs), weight_FD)
     return PrepackedWeight(stack, outputs, inputs)

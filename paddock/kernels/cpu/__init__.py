@@ -8,7 +8,7 @@ amx.h        products by AMX tiles; amx_probe.cpp tries them
 linear.h     products with packed weights
 attention.py  attention through a block table
 elementwise.h  RMSNorm and RoPE
-attention.h  attention over a paged KV cache
+attention.h  attention over a paged KV cache; attention_block.h and attention_amx.h: one block of it
 experts.h    routed experts
 index_topk.h  index scores and top-k keys
 

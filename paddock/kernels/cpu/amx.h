@@ -35,12 +35,13 @@ class Tiles {
 };
 
 // sums[r][n] = x[r] . w[n] for the 64 outputs of a panel; K is a multiple of AMX_INPUTS.
-inline void amx_sums(const bf16* x, long ldx, long rows, const bf16* panel, long K, float* sums) {
+inline void amx_sums(const bf16* x, long ldx, long rows, const bf16* panel, long K, float* sums, bool cold = false) {
   constexpr long PANEL_BYTES = 64 * 4, GROUP = 2 * 16, STEP = AMX_INPUTS * 64;
   Tiles tiles(rows);
   if (rows <= 16) {
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (const bf16* w = panel; w < panel + K * 64; w += STEP, x += AMX_INPUTS) {
+      if (cold) for (long line = 0; line < STEP; line += 32) __builtin_prefetch(w + STEP + line);
       _tile_loadd(4, x, ldx * 2);
       _tile_loadd(5, w, PANEL_BYTES); _tile_dpbf16ps(0, 4, 5);
       _tile_loadd(6, w + GROUP, PANEL_BYTES); _tile_dpbf16ps(1, 4, 6);
@@ -55,6 +56,7 @@ inline void amx_sums(const bf16* x, long ldx, long rows, const bf16* panel, long
     const bf16 *w = panel + half * 2 * GROUP, *low = x, *high = x + 16 * ldx;
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (long k = 0; k < K; k += AMX_INPUTS, w += STEP) {
+      if (cold && !half) for (long line = 0; line < STEP; line += 32) __builtin_prefetch(w + STEP + line);
       _tile_loadd(6, w, PANEL_BYTES); _tile_loadd(7, w + GROUP, PANEL_BYTES);
       _tile_loadd(4, low + k, ldx * 2); _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, high + k, ldx * 2); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);

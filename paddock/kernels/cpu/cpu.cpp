@@ -46,8 +46,9 @@ FOR_BOTH(ROPE_AND_CACHE)
                         const int64_t* first_key, long H, long G, long D, long V, float scale,                   \
                         long window, const T* q, long ldq, const T* k, long ldk, long key_head,                  \
                         const T* v, long ldv, long value_head, T* out) {                                         \
-    attention<T>({B, query, queries, keys, page, pages, page_size}, {index, K, first_key},                       \
-                 {H, G, D, V, scale, window}, q, ldq, k, ldk, key_head, v, ldv, value_head, out);                \
+    Attention<T>({B, query, queries, keys, page, pages, page_size}, {index, K, first_key},                       \
+                 {H, G, D, V, scale, window}, q, ldq, {k, ldk, key_head}, {v, ldv, value_head}, out)             \
+        .run();                                                                                                  \
   }
 FOR_BOTH(ATTENTION)
 

@@ -38,12 +38,23 @@ template <class T> void rms_norm(long M, long D, const T* x, long ldx, const T* 
 
 // Rotates the 2 P dims of `x` in place. Pairs are (0, 1), (2, 3), ... or (0, P), (1, P + 1), ...
 template <class T> inline void rotate(T* x, const float* cos, const float* sin, long P, bool interleaved) {
-  long step = interleaved ? 2 : 1, other = interleaved ? 1 : P;
-  for (long p = 0; p < P; p++) {
-    T *a = x + p * step, *b = a + other;
-    float u = widen(*a), v = widen(*b);
-    narrow(u * cos[p] - v * sin[p], a);
-    narrow(u * sin[p] + v * cos[p], b);
+  static const ivec EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, ODD = EVEN + 1;
+  static const ivec LOW = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, HIGH = LOW + 8;
+  for (long p = 0; p < P; p += LANES) {
+    int some = (int)std::min<long>(LANES, P - p), low = std::min(2 * some, LANES), high = 2 * some - low;
+    T *a = x + (interleaved ? 2 * p : p), *b = interleaved ? a + LANES : a + P;
+    vec u = load_some(a, interleaved ? low : some), v = load_some(b, interleaved ? high : some);
+    vec c = load_some(cos + p, some), s = load_some(sin + p, some);
+    if (interleaved) {
+      vec pairs = u;
+      u = __builtin_shuffle(pairs, v, EVEN), v = __builtin_shuffle(pairs, v, ODD);
+    }
+    vec first = u * c - v * s, second = u * s + v * c;
+    if (interleaved) {
+      vec rotated = first;
+      first = __builtin_shuffle(rotated, second, LOW), second = __builtin_shuffle(rotated, second, HIGH);
+    }
+    store_some(a, first, interleaved ? low : some), store_some(b, second, interleaved ? high : some);
   }
 }
 

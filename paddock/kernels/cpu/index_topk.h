@@ -38,6 +38,7 @@ void index_topk(const Sequences& s, long H, long D, const T* q, const float* wei
     rows.resize(std::max<long>(MAX_ROWS, block * H) * padded(D)), dot.resize(std::max<long>(MAX_ROWS, block * H) * KEYS);
     key_T.resize(D * KEYS);
     const T* keys[KEYS];
+    int64_t slot[KEYS];
     const Task& t = tasks[i];
       long first = s.query[t.b] + t.query, past = s.keys[t.b] - s.queries[t.b] + t.query, last = past + t.queries;
       int n_rows = (int)(t.queries * H);
@@ -48,7 +49,8 @@ void index_topk(const Sequences& s, long H, long D, const T* q, const float* wei
       Pages pages{s.page + t.b * s.pages, s.page_size};
       for (long k0 = 0; k0 < last; k0 += KEYS) {
         int n = (int)std::min<long>(KEYS, last - k0);
-        for (int j = 0; j < n; j++) keys[j] = key + pages.slot(k0 + j) * D;
+        pages.slots(k0, n, slot);
+        for (int j = 0; j < n; j++) keys[j] = key + slot[j] * D;
         key_dots(rows.data(), n_rows, D, keys, n, key_T.data(), dot.data());
         for (long query = 0; query < t.queries; query++)
           for (long h = 0; h < H; h++) {

@@ -6,6 +6,7 @@
 // row's result does not depend on how many rows there are.
 #pragma once
 #include <type_traits>
+#include <vector>
 #include "amx.h"
 #include "pool.h"
 #include "vec.h"
@@ -17,9 +18,17 @@ constexpr int COLUMNS = 4, ROWS = 6;  // vectors and rows in registers: 24 of 32
 constexpr int COLUMNS = 1, ROWS = 5;
 #endif
 
+// A panel that is read for the first time streams faster when its lines are asked for early.
+template <int R, bool COLD> inline void prefetch_line(const void* p) {
+  if (COLD) __builtin_prefetch((const char*)p + 2048 * R, 0, 2);
+}
+
 // acc[r][v] += sum_k x[r, k] * w[k, v]
-template <int R> inline void multiply(const float* x, long ldx, const float* w, long ldw, long K, vec (&acc)[R][COLUMNS]) {
+template <int R, bool COLD = false>
+inline void multiply(const float* x, long ldx, const float* w, long ldw, long K, vec (&acc)[R][COLUMNS]) {
   for (long k = 0; k < K; k++, w += ldw) {
+#pragma GCC unroll 4
+    for (int v = 0; v < COLUMNS; v++) prefetch_line<R, COLD>(w + v * LANES);
     vec b[COLUMNS];
 #pragma GCC unroll 4
     for (int v = 0; v < COLUMNS; v++) b[v] = load(w + v * LANES);
@@ -32,8 +41,11 @@ template <int R> inline void multiply(const float* x, long ldx, const float* w, 
   }
 }
 
-template <int R> inline void multiply(const bf16* x, long ldx, const bf16* w, long ldw, long K, vec (&acc)[R][COLUMNS]) {
+template <int R, bool COLD = false>
+inline void multiply(const bf16* x, long ldx, const bf16* w, long ldw, long K, vec (&acc)[R][COLUMNS]) {
   for (long k = 0; k < K; k += 2, w += 2 * ldw) {
+#pragma GCC unroll 4
+    for (int v = 0; v < COLUMNS; v++) prefetch_line<R, COLD>(w + 2 * v * LANES);
 #if defined(__AVX512BF16__)
     __m512bh b[COLUMNS];
 #pragma GCC unroll 4
@@ -88,16 +100,20 @@ template <class T> inline long tile_rows(long K) {
   return 4 * ROWS;
 }
 
-// sums[r][n] = x[r] . w[n] for at most tile_rows(K) rows and the 64 outputs of a panel
-template <class T> inline void panel_sums(const T* x, long ldx, long rows, const T* panel, long K, float* sums) {
+// sums[r][n] = x[r] . w[n] for at most tile_rows(K) rows and the 64 outputs of a panel, which is
+// `cold` if no tile before has read it
+template <class T>
+inline void panel_sums(const T* x, long ldx, long rows, const T* panel, long K, float* sums, bool cold) {
 #if defined(__AMX_BF16__)
   if constexpr (sizeof(T) == 2)
-    if (tile_rows<T>(K) == AMX_ROWS) return amx_sums(x, ldx, rows, panel, K, sums);
+    if (tile_rows<T>(K) == AMX_ROWS) return amx_sums(x, ldx, rows, panel, K, sums, cold);
 #endif
   for (int c = 0; c < PANEL / LANES; c += COLUMNS)
     by_rows(rows, [&](auto R, long r) {
       vec acc[R][COLUMNS] = {};
-      multiply<R>(x + r * ldx, ldx, panel + c * LANES * PAIR<T>, PANEL, K, acc);
+      const T *row = x + r * ldx, *w = panel + c * LANES * PAIR<T>;
+      if (cold && r == 0) multiply<R, true>(row, ldx, w, PANEL, K, acc);
+      else multiply<R>(row, ldx, w, PANEL, K, acc);
       for (int i = 0; i < R; i++)
         for (int v = 0; v < COLUMNS; v++) store(sums + (r + i) * PANEL + (c + v) * LANES, acc[i][v]);
     });
@@ -115,19 +131,32 @@ template <class F> inline void for_outputs(long rows, long outputs, F out) {
       out(r, v, (int)std::min<long>(LANES, outputs - v));
 }
 
+// Calls tile(m, rows, n, cold) for the tiles of M rows and N outputs, on several threads; an output
+// reads `inputs` weights. With AMX the rows of a tile stay in the fastest cache while panels pass by;
+// without it a panel stays.
+template <class T, class F> inline void for_panels(long M, long N, long K, long inputs, F tile) {
+  constexpr long GROUP_BYTES = 1 << 19, TASKS = 8;
+  long panels = (N + PANEL - 1) / PANEL, blocks = (M + ROW_BLOCK - 1) / ROW_BLOCK, group = 1;
+  if (tile_rows<T>(K) == MAX_TILE)
+    group = std::max(1L, std::min(GROUP_BYTES / (inputs * PANEL * (long)sizeof(T)), panels * blocks / TASKS));
+  long groups = (panels + group - 1) / group;
+  parallel(groups * blocks, (double)M * N * inputs, [&](long task) {
+    long first = task / blocks * group, last = std::min(panels, first + group), m0 = task % blocks * ROW_BLOCK;
+    by_tiles<T>(std::min(ROW_BLOCK, M - m0), K, [&](long m, long rows) {
+      for (long p = first; p < last; p++) tile(m0 + m, rows, p * PANEL, m == 0);
+    });
+  });
+}
+
 template <class T, class O>
 void linear(long M, long N, long K, const T* x, long ldx, const T* w, const T* bias, O* out, long ldo) {
-  long panels = (N + PANEL - 1) / PANEL, blocks = (M + ROW_BLOCK - 1) / ROW_BLOCK;
-  parallel(panels * blocks, (double)M * N * K, [&](long task) {
-    long n = task / blocks * PANEL, m0 = task % blocks * ROW_BLOCK;
-    by_tiles<T>(std::min(ROW_BLOCK, M - m0), K, [&](long m, long rows) {
-      float sums[MAX_TILE * PANEL];
-      panel_sums(x + (m0 + m) * ldx, ldx, rows, w + n * K, K, sums);
-      for_outputs(rows, N - n, [&](long r, long v, int some) {
-        vec y = load(sums + r * PANEL + v);
-        if (bias) y += load_some(bias + n + v, some);
-        store_some(out + (m0 + m + r) * ldo + n + v, y, some);
-      });
+  for_panels<T>(M, N, K, K, [&](long m, long rows, long n, bool cold) {
+    float sums[MAX_TILE * PANEL];
+    panel_sums(x + m * ldx, ldx, rows, w + n * K, K, sums, cold);
+    for_outputs(rows, N - n, [&](long r, long v, int some) {
+      vec y = load(sums + r * PANEL + v);
+      if (bias) y += load_some(bias + n + v, some);
+      store_some(out + (m + r) * ldo + n + v, y, some);
     });
   });
 }
@@ -140,7 +169,7 @@ void linear_stack(long H, long M, long N, long K, const T* x, long ldx, long x_h
     long h = task / panels, n = task % panels * PANEL;
     by_tiles<T>(M, K, [&](long m, long rows) {
       float sums[MAX_TILE * PANEL];
-      panel_sums(x + m * ldx + h * x_head, ldx, rows, w + task * K * PANEL, K, sums);
+      panel_sums(x + m * ldx + h * x_head, ldx, rows, w + task * K * PANEL, K, sums, m == 0);
       for_outputs(rows, N - n, [&](long r, long v, int some) {
         store_some(out + (m + r) * ldo + h * out_head + n + v, load(sums + r * PANEL + v), some);
       });
@@ -150,10 +179,10 @@ void linear_stack(long H, long M, long N, long K, const T* x, long ldx, long x_h
 
 // silu(gate x) * up x for the rows of a tile and one panel of each; `outputs` exist from out on
 template <class T>
-inline void gate_up_panel(const T* x, long ldx, long rows, const T* both, long K, T* out, long ldo, long outputs) {
+inline void gate_up_panel(const T* x, long ldx, long rows, const T* both, long K, T* out, long ldo, long outputs, bool cold) {
   float gate[MAX_TILE * PANEL], up[MAX_TILE * PANEL];
-  panel_sums(x, ldx, rows, both, K, gate);
-  panel_sums(x, ldx, rows, both + K * PANEL, K, up);
+  panel_sums(x, ldx, rows, both, K, gate, cold);
+  panel_sums(x, ldx, rows, both + K * PANEL, K, up, cold);
   for_outputs(rows, outputs, [&](long r, long v, int some) {
     store_some(out + r * ldo + v, silu(load(gate + r * PANEL + v)) * load(up + r * PANEL + v), some);
   });
@@ -161,11 +190,50 @@ inline void gate_up_panel(const T* x, long ldx, long rows, const T* both, long K
 
 // silu(gate x) * up x: panels of `gate` and `up` alternate.
 template <class T> void gate_up(long M, long F, long K, const T* x, long ldx, const T* w, T* out, long ldo) {
-  long panels = (F + PANEL - 1) / PANEL, blocks = (M + ROW_BLOCK - 1) / ROW_BLOCK;
-  parallel(panels * blocks, 2.0 * M * F * K, [&](long task) {
-    long n = task / blocks * PANEL, m0 = task % blocks * ROW_BLOCK;
-    by_tiles<T>(std::min(ROW_BLOCK, M - m0), K, [&](long m, long rows) {
-      gate_up_panel(x + (m0 + m) * ldx, ldx, rows, w + 2 * n * K, K, out + (m0 + m) * ldo + n, ldo, F - n);
-    });
+  for_panels<T>(M, F, K, 2 * K, [&](long m, long rows, long n, bool cold) {
+    gate_up_panel(x + m * ldx, ldx, rows, w + 2 * n * K, K, out + m * ldo + n, ldo, F - n, cold);
+  });
+}
+
+inline long padded(long dims) { return (dims + LANES - 1) / LANES * LANES; }
+
+// scores[r][j] = q[r] . key[j] for R rows, padded with zeros, and 4 keys
+template <int R, class T> inline void dots(const float* q, long D, const T* const* key, float* scores, long lds) {
+  vec acc[R][4] = {};
+  long ldq = padded(D);
+  auto add = [&](long d, auto read) {
+    vec k[4];
+    for (int j = 0; j < 4; j++) k[j] = read(key[j] + d);
+    for (int r = 0; r < R; r++) {
+      vec a = load(q + r * ldq + d);
+      for (int j = 0; j < 4; j++) acc[r][j] += a * k[j];
+    }
+  };
+  long d = 0;
+  for (; d + LANES <= D; d += LANES) add(d, [](const T* p) { return load(p); });
+  if (d < D) add(d, [&](const T* p) { return load_some(p, (int)(D - d)); });
+  for (int r = 0; r < R; r++) {
+    four dot = sum_four(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+    memcpy(scores + r * lds, dot.at, sizeof dot);
+  }
+}
+
+// A product with a small float32 weight as it is, such as a router's: x is widened first.
+template <class T> void linear_fp32(long M, long N, long K, const T* x, long ldx, const float* w, float* out) {
+  parallel((M + ROWS - 1) / ROWS, (double)M * N * K, [&](long task) {
+    thread_local std::vector<float> wide;
+    wide.resize(ROWS * padded(K));
+    float found[ROWS * 4];
+    long m0 = task * ROWS, rows = std::min<long>(ROWS, M - m0);
+    for (long r = 0; r < rows; r++)
+      for (long k = 0; k < K; k += LANES)
+        store(wide.data() + r * padded(K) + k, load_some(x + (m0 + r) * ldx + k, (int)std::min<long>(LANES, K - k)));
+    for (long n = 0; n < N; n += 4) {
+      const float* four[4];
+      for (int j = 0; j < 4; j++) four[j] = w + std::min(n + j, N - 1) * K;
+      by_rows(rows, [&](auto R, long r) { dots<R>(wide.data() + r * padded(K), K, four, found + r * 4, 4); });
+      for (long r = 0; r < rows; r++)
+        memcpy(out + (m0 + r) * N + n, found + r * 4, std::min<long>(4, N - n) * sizeof(float));
+    }
   });
 }

@@ -24,9 +24,13 @@ inline vec load(const bf16* p) {
 }
 inline void store(float* p, vec v) { *(vec*)p = v; }
 inline void store(bf16* p, vec v) {  // rounds to nearest even; no NaN is expected
+#if defined(__AVX512BF16__)
+  *(hvec*)p = (hvec)_mm512_cvtneps_pbh((__m512)v);
+#else
   uvec u = (uvec)v;
   u = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   *(hvec*)p = __builtin_convertvector(u, hvec);
+#endif
 }
 inline float widen(float x) { return x; }
 inline float widen(bf16 x) {

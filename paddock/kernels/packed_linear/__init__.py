@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paddock.kernels import cpu
 from paddock.kernels.fused_experts.reference import fused_experts
-from paddock.kernels.packed_linear import reference
+from paddock.kernels.packed_linear import arena, reference
 
 PANEL = 64
 
@@ -51,12 +51,10 @@ def pack(weight_FD: Tensor) -> PrepackedWeight:
 
 
 def empty_panels(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeroed panels for a weight of this shape, in the dtype of `like`."""
-    outputs, inputs = shape
-    count = -(-outputs // PANEL)
-    if like.dtype == torch.bfloat16:
-        return like.new_zeros(count, inputs // 2, PANEL, 2)
-    return like.new_zeros(count, inputs, PANEL)
+    """Zeroed panels for a weight or a stack of weights of this shape, in the dtype of `like`."""
+    *stack, outputs, inputs = shape
+    pairs = (inputs // 2, PANEL, 2) if like.dtype == torch.bfloat16 else (inputs, PANEL)
+    return arena.zeros((*stack, -(-outputs // PANEL), *pairs), like.dtype)
 
 
 def write(packed: PrepackedWeight, weight_FD: Tensor, first: int = 0) -> None:
