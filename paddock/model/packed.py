@@ -33,6 +33,7 @@ from paddock.model.attention.gqa import GQA, SlidingWindowAttention
 from paddock.model.attention.mla import MLA
 from paddock.model.forward_context import ForwardContext
 from paddock.model.moe import GatedMLP, GroupedExperts, Routing
+from paddock.model.packed_layer import fuse_layers
 
 if TYPE_CHECKING:
     from paddock.model.transformer import Transformer
@@ -219,15 +220,21 @@ class PackedKVUp(PackedLinear):
     """
 
     def __init__(self, linear: nn.Linear, heads: int, nope: int) -> None:
-        self.heads, self.nope = heads, nope
         super().__init__(linear)
-        self._repack(linear.weight.detach())
+        self.heads, self.nope = heads, nope
+        weight, latent = linear.weight.detach(), linear.in_features
+        value = linear.out_features // heads - nope
+        self.key_up = _empty_stack(heads, (latent, nope), weight)
+        self.value_up = _empty_stack(heads, (value, latent), weight)
+        self._repack(weight)
 
     def _repack(self, weight: Tensor) -> None:
-        """Each head's key part, inputs and outputs swapped, and its value part."""
+        """Write each head's key part, inputs and outputs swapped, and its value part."""
         up_HXL = weight.unflatten(0, (self.heads, -1))
-        key_HLN, value_HVL = up_HXL[:, : self.nope].mT, up_HXL[:, self.nope :]
-        self.key_up, self.value_up = (_pack_stack(stack) for stack in (key_HLN, value_HVL))
+        parts = up_HXL[:, : self.nope].mT, up_HXL[:, self.nope :]
+        for stack, part_HFD in zip((self.key_up, self.value_up), parts, strict=True):
+            for panels, weight_FD in zip(stack.panels, part_HFD, strict=True):
+                write(PrepackedWeight(panels, stack.outputs, stack.inputs), weight_FD)
 
     def absorb(self, nope_THN: Tensor) -> Tensor:
         """Queries in latent space [T, H, L]."""
@@ -299,12 +306,8 @@ class PackedGQA(GQA):
         return query_THD, key_SGD, value_SGD
 
 
-def _pack_stack(weight_HFD: Tensor) -> PrepackedWeight:
-    H, outputs, inputs = weight_HFD.shape
-    stack = _stacked_panels(H, (outputs, inputs), weight_HFD)
-    for panels, weight_FD in zip(stack, weight_HFD, strict=True):
-        write(PrepackedWeight(panels, outputs, inputs), weight_FD)
-    return PrepackedWeight(stack, outputs, inputs)
+def _empty_stack(heads: int, shape: tuple[int, int], like: Tensor) -> PrepackedWeight:
+    return PrepackedWeight(_stacked_panels(heads, shape, like), *shape)
 
 
 def pack_weights(network: "Transformer") -> None:
@@ -314,6 +317,9 @@ def pack_weights(network: "Transformer") -> None:
     head: nn.Module = network.head
     if isinstance(head, PackedLinear) and network.config.tied:
         network.add_module("embed", PackedEmbedding(head))
+    network.layers = nn.ModuleList(fuse_layers(list(network.layers)))
+    if network.mtp is not None:
+        (network.mtp.block,) = fuse_layers([network.mtp.block])
 
 
 def _pack_children(module: nn.Module) -> None:
