@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from paddock.engine.settings import KVCacheConfig
+from paddock.kernels import cpu
 from paddock.kernels.block_table import BlockTable
+from paddock.kernels.decoder_layer import PagedStep
 from paddock.kernels.spans import Span
 from paddock.model import AttentionMetadata, DecodeBatch, ModelConfig, cost
 
@@ -91,15 +93,17 @@ class PrefillChunks:
     """The sequences of a step outside the decode batch: chunked prefill, as spans."""
 
     def __init__(self) -> None:
+        self.slots: list[int] = []
         self.spans: list[Span] = []
         self.kv_slots: list[np.ndarray] = []
         self.new: list[np.ndarray] = []
         self.positions: list[np.ndarray] = []
         self.tokens = self.keys = 0
 
-    def add(self, kv_slots: np.ndarray, start: int) -> None:
+    def add(self, slot: int, kv_slots: np.ndarray, start: int) -> None:
         """Add a sequence with these KV slots; its tokens from `start` on are new."""
         stop = len(kv_slots)
+        self.slots.append(slot)
         self.spans.append(Span(self.tokens, stop - start, self.keys, stop))
         self.kv_slots.append(kv_slots)
         self.new.append(kv_slots[start:])
@@ -125,13 +129,38 @@ def build_attention_metadata(
         visible_BQ = copy_to_device_async((position_BQ + 1).astype(np.int32), cache.device)
         pages = BlockTable(copy_to_device_async(page_BP, cache.device), cache.capacity.page_size)
         batch = DecodeBatch(pages, visible_BQ)
+    kv_slot_T = _tensor(new, cache.device)
     layout = AttentionMetadata(
         _tensor(positions, cache.device),
         tuple(spans),
         kv_slot_S=_tensor(kv_slots, cache.device) if kv_slots else None,
         decode_batch=batch,
+        paged_step=_paged_step(cache, chunks, slots, past_B + queries, queries, kv_slot_T),
     )
-    return layout, _tensor(new, cache.device)
+    return layout, kv_slot_T
+
+
+def _paged_step(
+    cache: PagedKVCache,
+    chunks: PrefillChunks,
+    slots: np.ndarray,
+    keys_B: np.ndarray,
+    queries: int,
+    kv_slot_T: Tensor,
+) -> PagedStep | None:
+    """The step for packed layers; None where they do not run."""
+    if cache.device.type != "cpu" or not cpu.is_loaded():
+        return None
+    queries_B = np.full(len(slots), queries)
+    if chunks.spans:
+        slots = np.concatenate((chunks.slots, slots))
+        keys_B = np.concatenate(([span.keys for span in chunks.spans], keys_B))
+        queries_B = np.concatenate(([span.queries for span in chunks.spans], queries_B))
+    first_B = np.cumsum(queries_B) - queries_B
+    page_BP = cache.block_table(slots, int(keys_B.max()))
+    sizes_3B = torch.from_numpy(np.stack((first_B, queries_B, keys_B)))
+    pages = BlockTable(torch.from_numpy(page_BP), cache.capacity.page_size)
+    return PagedStep.of(sizes_3B, pages, kv_slot_T)
 
 
 def _tensor(pieces: list[np.ndarray], device: torch.device) -> Tensor:

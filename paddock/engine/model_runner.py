@@ -157,9 +157,8 @@ class ModelRunner:
         prefill, batch = PrefillChunks(), step.scheduled[len(step.scheduled) - step.num_batched :]
         for each in step.scheduled[: len(step.scheduled) - step.num_batched]:
             assert each.sequence.slot is not None
-            prefill.add(
-                self.cache.slot_mapping(each.sequence.slot, 0, each.start + each.tokens), each.start
-            )
+            slot, stop = each.sequence.slot, each.start + each.tokens
+            prefill.add(slot, self.cache.slot_mapping(slot, 0, stop), each.start)
         slots = np.array([each.sequence.slot for each in batch], dtype=np.int64)
         past_B = np.array([each.start for each in batch], dtype=np.int64)
         return build_attention_metadata(

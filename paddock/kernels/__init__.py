@@ -17,6 +17,7 @@ index_scores/     index scores of the lightning indexer
 linear_cross_entropy/  output projection and cross-entropy without full logits
 linear_fp32/      linear layer in float32, for routers and index head weights
 mla_decode/       MLA decode in latent space, dense, paged and sparse
+decoder_layer/    a decoder layer in one call, on a CPU
 mla_prepare/      fused norm, RoPE and KV cache write of MLA decode
 moe_permute/      permutes rows by expert and back to tokens
 newton_schulz/    Newton-Schulz orthogonalization for Muon

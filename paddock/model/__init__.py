@@ -12,6 +12,7 @@ moe.py       gated MLP, top-k router, routed experts and their balance loss
 mtp.py       multi-token prediction, one layer for all depths
 norm.py      RMSNorm and LayerNorm modules
 packed.py    weights packed for serving on a CPU
+packed_layer.py  packed decoder layers that run in one call
 presets.py   named configurations, nano to GLM-5
 roles.py     role of each parameter: optimizer group, Muon split, float32 storage
 rope.py      rotary position embeddings and their context scaling

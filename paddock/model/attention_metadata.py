@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paddock.kernels.block_table import BlockTable
+from paddock.kernels.decoder_layer import PagedStep
 from paddock.kernels.spans import Span
 from paddock.parallel import ContextShard
 
@@ -59,6 +60,8 @@ class AttentionMetadata:
     documents, `kv_slot_S` is the token of the step behind each of their queries and keys, and
     `query_T` the one query whose output each token takes. Only attention computes a shared token
     more than once.
+
+    A `paged_step` describes the same sequences once more, for packed layers on a CPU.
     """
 
     position_T: Tensor
@@ -68,6 +71,7 @@ class AttentionMetadata:
     document_ends: tuple[int, ...] | None = None  # key index after each span's document
     decode_batch: DecodeBatch | None = None
     query_T: Tensor | None = None
+    paged_step: PagedStep | None = None
 
     @classmethod
     def packed(

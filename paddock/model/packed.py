@@ -31,8 +31,10 @@ from paddock.kernels.packed_linear import (
 )
 from paddock.model.attention.gqa import GQA, SlidingWindowAttention
 from paddock.model.attention.mla import MLA
+from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.forward_context import ForwardContext
 from paddock.model.moe import GatedMLP, GroupedExperts, Routing
+from paddock.model.packed_layer import fuse_layers
 
 if TYPE_CHECKING:
     from paddock.model.transformer import Transformer
@@ -214,15 +216,21 @@ class PackedKVUp(PackedLinear):
     """
 
     def __init__(self, linear: nn.Linear, heads: int, nope: int) -> None:
-        self.heads, self.nope = heads, nope
         super().__init__(linear)
-        self._repack(linear.weight.detach())
+        self.heads, self.nope = heads, nope
+        weight, latent = linear.weight.detach(), linear.in_features
+        value = linear.out_features // heads - nope
+        self.key_up = _empty_stack(heads, (latent, nope), weight)
+        self.value_up = _empty_stack(heads, (value, latent), weight)
+        self._repack(weight)
 
     def _repack(self, weight: Tensor) -> None:
-        """Each head's key part, inputs and outputs swapped, and its value part."""
+        """Write each head's key part, inputs and outputs swapped, and its value part."""
         up_HXL = weight.unflatten(0, (self.heads, -1))
-        key_HLN, value_HVL = up_HXL[:, : self.nope].mT, up_HXL[:, self.nope :]
-        self.key_up, self.value_up = (_pack_stack(stack) for stack in (key_HLN, value_HVL))
+        parts = up_HXL[:, : self.nope].mT, up_HXL[:, self.nope :]
+        for stack, part_HFD in zip((self.key_up, self.value_up), parts, strict=True):
+            for panels, weight_FD in zip(stack.panels, part_HFD, strict=True):
+                write(PrepackedWeight(panels, stack.outputs, stack.inputs), weight_FD)
 
     def absorb(self, nope_THN: Tensor) -> Tensor:
         """Queries in latent space [T, H, L]."""
@@ -294,12 +302,8 @@ class PackedGQA(GQA):
         return query_THD, key_SGD, value_SGD
 
 
-def _pack_stack(weight_HFD: Tensor) -> PrepackedWeight:
-    _, outputs, inputs = weight_HFD.shape
-    stack = empty_panels(weight_HFD.shape, weight_HFD)
-    for panels, weight_FD in zip(stack, weight_HFD, strict=True):
-        write(PrepackedWeight(panels, outputs, inputs), weight_FD)
-    return PrepackedWeight(stack, outputs, inputs)
+def _empty_stack(heads: int, shape: tuple[int, int], like: Tensor) -> PrepackedWeight:
+    return PrepackedWeight(empty_panels((heads, *shape), like), *shape)
 
 
 def pack_weights(network: "Transformer") -> None:
@@ -309,6 +313,10 @@ def pack_weights(network: "Transformer") -> None:
     head: nn.Module = network.head
     if isinstance(head, PackedLinear) and network.config.tied:
         network.add_module("embed", PackedEmbedding(head))
+    layers = [layer for layer in network.layers if isinstance(layer, DecoderLayer)]
+    network.layers = nn.ModuleList(fuse_layers(layers))
+    if network.mtp is not None:
+        (network.mtp.block,) = fuse_layers([network.mtp.block])
 
 
 def _pack_children(module: nn.Module) -> None:

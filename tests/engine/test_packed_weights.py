@@ -12,6 +12,7 @@ from paddock.kernels import cpu
 from paddock.kernels.cpu import library
 from paddock.model import Transformer, packed
 from paddock.model.config import GQASettings
+from paddock.model.packed_layer import PackedDecoderLayer
 from tests.engine import networks
 from tests.engine.networks import (
     assert_greedy,
@@ -59,6 +60,22 @@ def test_packed_networks_give_the_replies_of_plain_ones(kind):
         ):
             assert_greedy(network(kind), prompt, output.completion)
         assert serving.audit() == []
+
+
+@pytest.mark.parametrize("kind", ["fused", "dense", "sparse"])
+def test_a_layer_in_one_call_is_bitwise_its_modules(kind, monkeypatch):
+    whole = packed_copy(kind)
+    assert all(type(layer) is PackedDecoderLayer for layer in whole.layers)
+    monkeypatch.setattr(packed, "fuse_layers", list)
+    replies = []
+    for each in (whole, packed_copy(kind)):
+        with engine(each, prefix_caching=False) as serving:
+            replies.append(generate_as_one_batch(serving, [greedy(p) for p in PROMPTS]))
+    one, other = ([reply.completion for reply in each] for each in replies)
+    assert [each.token_ids for each in one] == [each.token_ids for each in other]
+    for a, b in zip(one, other, strict=True):
+        # Of latent attention, a step with many prompt tokens takes another form.
+        assert a.logprobs == pytest.approx(b.logprobs, abs=0 if kind == "fused" else 1e-5)
 
 
 def test_log_probabilities_are_bitwise_independent_of_the_batch():

@@ -7,10 +7,11 @@ vec.h        vectors of 16 floats
 amx.h        products by AMX tiles; amx_probe.cpp tries them
 linear.h     products with packed weights
 attention.py  attention through a block table
-elementwise.h  RMSNorm and RoPE
+elementwise.h  RMSNorm, LayerNorm and RoPE
 attention.h  attention over a paged KV cache; attention_block.h and attention_amx.h: one block of it
 experts.h    routed experts
 index_topk.h  index scores and top-k keys
+decoder_layer.h  a decoder layer in one call
 
 `load(wait=True)` compiles if needed and loads; nothing else compiles. Until then, without a C++
 compiler, and where gradients are recorded, references are used. The kernels add in a fixed order,

@@ -1,4 +1,4 @@
-// A block of attention in bfloat16 by AMX tiles: 64 keys, up to 48 rows (queries of the heads that
+// A block of attention in bfloat16 by AMX tiles: 64 keys and some rows (queries of the heads that
 // share a key head).
 //
 //     score[k, r] = key[k] . q[r]            keys are read where they are stored
@@ -52,22 +52,26 @@ inline const bf16* key_tile(const bf16* const* key, int n, long D, long ldk, bf1
 
 inline void amx_scores(AmxRows& s, int groups, long D, long ldk, const bf16* const* key, int n) {
   constexpr long BYTES = MAX_AMX_ROWS * 4;
+  long words = ROW_GROUP * D / 2;
   for (int k = 0; k < n; k += ROW_GROUP) {
-    long stride, words = ROW_GROUP * D / 2;
+    long stride;
     const bf16* keys = key_tile(key + k, n - k, D, ldk, s.some_keys, stride);
-    const uint32_t* q = s.q_pairs.data();
-    float* to = s.score + k * MAX_AMX_ROWS;
     before_tile_loads();
-    _tile_zero(0); _tile_zero(1); _tile_zero(2);
-    for (long d = 0; d < D; d += AMX_INPUTS, q += ROW_GROUP * ROW_GROUP) {
-      _tile_loadd(4, keys + d, stride * 2);
-      _tile_loadd(5, q, 64); _tile_dpbf16ps(0, 4, 5);
-      if (groups > 1) { _tile_loadd(6, q + words, 64); _tile_dpbf16ps(1, 4, 6); }
-      if (groups > 2) { _tile_loadd(7, q + 2 * words, 64); _tile_dpbf16ps(2, 4, 7); }
+    for (int g = 0; g < groups; g += 3) {
+      const uint32_t* q = s.q_pairs.data() + g * words;
+      float* to = s.score + k * MAX_AMX_ROWS + g * ROW_GROUP;
+      bool two = groups > g + 1, three = groups > g + 2;
+      _tile_zero(0); _tile_zero(1); _tile_zero(2);
+      for (long d = 0; d < D; d += AMX_INPUTS, q += ROW_GROUP * ROW_GROUP) {
+        _tile_loadd(4, keys + d, stride * 2);
+        _tile_loadd(5, q, 64); _tile_dpbf16ps(0, 4, 5);
+        if (two) { _tile_loadd(6, q + words, 64); _tile_dpbf16ps(1, 4, 6); }
+        if (three) { _tile_loadd(7, q + 2 * words, 64); _tile_dpbf16ps(2, 4, 7); }
+      }
+      _tile_stored(0, to, BYTES);
+      if (two) { _tile_stored(1, to + ROW_GROUP, BYTES); }
+      if (three) { _tile_stored(2, to + 2 * ROW_GROUP, BYTES); }
     }
-    _tile_stored(0, to, BYTES);
-    if (groups > 1) _tile_stored(1, to + ROW_GROUP, BYTES);
-    if (groups > 2) _tile_stored(2, to + 2 * ROW_GROUP, BYTES);
   }
 }
 
@@ -116,14 +120,17 @@ inline __mmask16 attends(const int* from, const int* to, const uint64_t* selecte
 inline vec amx_softmax(AmxRows& s, int group, int n, float scale, bool all, const int* from, const int* to,
                        const uint64_t* selected, float* top, float* total) {
   float* score = s.score + group * ROW_GROUP;
-  vec most = load(top);
-  scale *= 1.44269504f;
+  vec most = splat(-INFINITY);
   for (int k = 0; k < n; k++) {
-    vec x = load(score + k * MAX_AMX_ROWS) * scale;
-    if (!all) x = (vec)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), attends(from, to, selected, k), (__m512)x);
-    store(score + k * MAX_AMX_ROWS, x);
+    vec x = load(score + k * MAX_AMX_ROWS);
+    if (!all) {
+      x = (vec)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), attends(from, to, selected, k), (__m512)x);
+      store(score + k * MAX_AMX_ROWS, x);
+    }
     most = max(most, x);
   }
+  scale *= 1.44269504f;
+  most = max(load(top), most * scale);
   vec safe = most > splat(-INFINITY) ? most : vec{};  // a row that has seen nothing yet
   vec shrink = exp2(load(top) - safe), sum = {};
   vec words[ROW_GROUP];  // of 16 pairs of keys; transposed: of 16 rows
@@ -132,7 +139,7 @@ inline vec amx_softmax(AmxRows& s, int group, int n, float scale, bool all, cons
       int k = half + 2 * pair;
       vec p[2] = {};
       for (int i = 0; i < 2; i++)
-        if (k + i < n) sum += p[i] = exp2(load(score + (k + i) * MAX_AMX_ROWS) - safe);
+        if (k + i < n) sum += p[i] = exp2(load(score + (k + i) * MAX_AMX_ROWS) * scale - safe);
       __m512i even = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)p[0]));
       __m512i odd = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)p[1]));
       words[pair] = (vec)_mm512_or_si512(even, _mm512_slli_epi32(odd, 16));

@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "experts.h"
 #include "index_topk.h"
+#include "decoder_layer.h"
 
 #define FOR_BOTH(DEFINE) DEFINE(f32, float) DEFINE(bf16, bf16)
 
@@ -70,6 +71,17 @@ FOR_BOTH(ATTENTION)
     index_topk<T>({B, query, queries, keys, page, pages, page_size}, H, D, q, weight, key, k, index);            \
   }
 FOR_BOTH(EXPERTS)
+
+#define LAYER(name, T)                                                                                           \
+  void layer_norm_##name(long M, long D, const T* x, long ldx, const T* weight, const T* bias, float eps,        \
+                         T* out, long ldo) {                                                                     \
+    layer_norm<T>(M, D, x, ldx, weight, bias, eps, out, ldo);                                                    \
+  }                                                                                                              \
+  void decoder_layer_##name(const LayerWeights<T>* weights, const LayerStep* step, T* cached, T* cached_too,       \
+                            const T* x, T* out) {                                                                \
+    decoder_layer<T>(*weights, *step, cached, cached_too, x, out);                                               \
+  }
+FOR_BOTH(LAYER)
 
 void route_experts(long tokens, long E, long K, const float* logits, const float* bias, int normalize, float scale,
                    float* score, int64_t* expert, float* weight) {

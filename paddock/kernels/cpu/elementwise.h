@@ -1,4 +1,4 @@
-// RMSNorm and rotary embedding.
+// RMSNorm, LayerNorm and rotary embedding.
 #pragma once
 #include "pool.h"
 #include "vec.h"
@@ -13,27 +13,53 @@ template <class F> inline void for_rows(long M, long elements, F row) {
   });
 }
 
-// Normed rows are rounded to T before the weight multiplies them, as the reference does.
+// One row of RMSNorm; it is rounded to T before the weight multiplies it, as the reference does.
+template <class T> inline void rms_norm_row(long D, const T* x, const T* weight, float eps, T* out) {
+  vec squares = {};
+  long d = 0;
+  for (; d + LANES <= D; d += LANES) { vec v = load(x + d); squares += v * v; }
+  if (d < D) { vec v = load_some(x + d, D - d); squares += v * v; }
+  float scale = 1.0f / std::sqrt(sum(squares) / D + eps);
+  auto normed = [&](vec v) {
+    v = v * scale;
+    if (sizeof(T) == 2) { T rounded[LANES]; store(rounded, v); v = load(rounded); }
+    return v;
+  };
+  for (d = 0; d + LANES <= D; d += LANES) store(out + d, normed(load(x + d)) * load(weight + d));
+  if (d < D) {
+    int some = (int)(D - d);
+    store_some(out + d, normed(load_some(x + d, some)) * load_some(weight + d, some), some);
+  }
+}
+
 template <class T> void rms_norm(long M, long D, const T* x, long ldx, const T* weight, float eps, T* out, long ldo) {
-  for_rows(M, D, [&](long m) {
-    const T* row = x + m * ldx;
-    T* to = out + m * ldo;
-    vec squares = {};
-    long d = 0;
-    for (; d + LANES <= D; d += LANES) { vec v = load(row + d); squares += v * v; }
-    if (d < D) { vec v = load_some(row + d, D - d); squares += v * v; }
-    float scale = 1.0f / std::sqrt(sum(squares) / D + eps);
-    auto normed = [&](vec v) {
-      v = v * scale;
-      if (sizeof(T) == 2) { T rounded[LANES]; store(rounded, v); v = load(rounded); }
-      return v;
-    };
-    for (d = 0; d + LANES <= D; d += LANES) store(to + d, normed(load(row + d)) * load(weight + d));
-    if (d < D) {
-      int some = (int)(D - d);
-      store_some(to + d, normed(load_some(row + d, some)) * load_some(weight + d, some), some);
-    }
+  for_rows(M, D, [&](long m) { rms_norm_row(D, x + m * ldx, weight, eps, out + m * ldo); });
+}
+
+// One row of LayerNorm, in float32.
+template <class T> inline void layer_norm_row(long D, const T* x, const T* weight, const T* bias, float eps, T* out) {
+  auto for_vectors = [&](auto take) {
+    for (long d = 0; d < D; d += LANES) take(d, (int)std::min<long>(LANES, D - d));
+  };
+  vec total = {}, squares = {};
+  for_vectors([&](long d, int some) { total += load_some(x + d, some); });
+  float mean = sum(total) / D;
+  for_vectors([&](long d, int some) {
+    vec v = load_some(x + d, some) - mean;
+    if (some < LANES)
+      for (int i = some; i < LANES; i++) v[i] = 0;
+    squares += v * v;
   });
+  float scale = 1.0f / std::sqrt(sum(squares) / D + eps);
+  for_vectors([&](long d, int some) {
+    vec v = (load_some(x + d, some) - mean) * scale;
+    store_some(out + d, v * load_some(weight + d, some) + load_some(bias + d, some), some);
+  });
+}
+
+template <class T>
+void layer_norm(long M, long D, const T* x, long ldx, const T* weight, const T* bias, float eps, T* out, long ldo) {
+  for_rows(M, D, [&](long m) { layer_norm_row(D, x + m * ldx, weight, bias, eps, out + m * ldo); });
 }
 
 // Rotates the 2 P dims of `x` in place. Pairs are (0, 1), (2, 3), ... or (0, P), (1, P + 1), ...

@@ -41,6 +41,8 @@ ENTRY_POINTS = {
     "experts": (*[_L] * 5, _P, _L, *[_P] * 5),
     "index_topk": (*_SEQUENCES, _L, _L, _P, _P, _P, _L, _P),
     "rope_and_cache": (_L, _L, _L, _L, _P, _P, _P, _L, _I, _P, _P, _P, _P),
+    "layer_norm": (_L, _L, _P, _L, _P, _P, _F, _P, _L),
+    "decoder_layer": (_P, _P, _P, _P, _P, _P),
     "attention": (*_SEQUENCES, _P, _L, _P, *[_L] * 4, _F, _L, _P, _L, *[_P, _L, _L] * 2, _P),
 }
 SUFFIXES = {torch.float32: "_f32", torch.bfloat16: "_bf16"}
