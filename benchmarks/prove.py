@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks import (
+    async_scheduling,
     attack_graders,
     attack_grammars,
     attack_requests,
@@ -41,7 +42,7 @@ from benchmarks.table import Claim, print_claims
 AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "model": (forward_vs_transformers.claims,),
     "train": (train_ablations.claims, train_step.claims_here),
-    "engine": (serve.claims, serve_gpu.claims, tool_choice.claims),
+    "engine": (serve.claims, async_scheduling.claims, serve_gpu.claims, tool_choice.claims),
     "chat": (chat.claims,),
     "envs": (environments.claims, sandbox.claims, terminal_bench.claims),
     "rl": (

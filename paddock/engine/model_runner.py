@@ -77,7 +77,8 @@ class ModelRunner:
             RoutingCapturer(network.config, cache) if settings.capture_routing else None
         )
         self.device = device
-        self.async_scheduling = settings.async_scheduling and not (
+        wanted = settings.async_scheduling
+        self.async_scheduling = (self.graphs is not None if wanted is None else wanted) and not (
             settings.capture_routing or steps
         )
 

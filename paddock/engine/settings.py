@@ -27,9 +27,10 @@ class EngineSettings(BaseSettings):
     num_speculative_tokens: NonNegativeInt = Field(default=0, le=5)  # MTP draft tokens
     prefix_caching: bool = True
     cuda_graphs: bool | None = None  # capture and replay decode steps; None: if supported
-    # Launch the next step before the tokens of the last are read. Off: not measured on a GPU yet.
+    # Launch the next step before the tokens of the last are read. None: with CUDA graphs (small on
+    # an H200, 1 / 64 / 256 sequences: 1.10 / 1.33 / 1.32x with them, 0.96 / 0.97 / 0.94x without).
     # Steps with drafts, routing capture, grammars, thinking budgets or penalties are synchronous.
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None
     capture_routing: bool = False  # record routed experts and selected tokens, for routing replay
     stop_token_ids: tuple[int, ...] | None = None  # None: the model's and the tokenizer's
     max_logprobs: NonNegativeInt = 64  # max `top_logprobs` of a request
