@@ -24,7 +24,8 @@ from paddock.records import Grammar
 PROBE_TOKENS = 16  # tokens decoded to measure the speed
 PROBE_LIMIT_S = 0.2  # for each of them
 POLL_S = 0.02  # interval at which cancellation is noticed
-START_TIMEOUT_S = 120.0  # for the first worker, which imports xgrammar
+START_TIMEOUTS_S = (30.0, 120.0)  # a worker that is not ready in time is replaced once
+ORPHAN_CPU_S = 30  # CPU time beyond its limit after which a worker without a parent ends
 
 
 class GrammarCompileError(ValueError):
@@ -225,7 +226,9 @@ class GrammarCompileWorker:
             if vocabulary.name not in self._known:
                 self._pipe.send(vocabulary)
                 self._known.add(vocabulary.name)
-            self._pipe.send(GrammarCompileJob(vocabulary.name, grammar, int(self.seconds) + 2))
+            self._pipe.send(
+                GrammarCompileJob(vocabulary.name, grammar, int(self.seconds) + ORPHAN_CPU_S)
+            )
             found = self._reply(self.seconds, cancelled)
             finished = isinstance(
                 found, SerializedGrammar | GrammarCompileError | GrammarTooSlowError
@@ -252,6 +255,19 @@ class GrammarCompileWorker:
             ) from None
 
     def _start(self) -> None:
+        for timeout_s in START_TIMEOUTS_S:
+            self._fork()
+            try:
+                self._reply(timeout_s, None)
+                return
+            except (GrammarWorkerCrashError, GrammarCompileTimeoutError):
+                self._stop()
+        raise GrammarWorkerUnavailableError(
+            "the grammar worker process did not start; a script that runs an engine must put "
+            "its code under `if __name__ == '__main__':`"
+        )
+
+    def _fork(self) -> None:
         server = _server()
         self._pipe, child_pipe = server.Pipe()
         self._process = server.Process(
@@ -263,14 +279,6 @@ class GrammarCompileWorker:
         self._process.start()
         child_pipe.close()
         self._known = set()
-        try:
-            self._reply(START_TIMEOUT_S, None)
-        except (GrammarWorkerCrashError, GrammarCompileTimeoutError):
-            self._stop()
-            raise GrammarWorkerUnavailableError(
-                "the grammar worker process did not start; a script that runs an engine must put "
-                "its code under `if __name__ == '__main__':`"
-            ) from None
 
     def _stop(self) -> None:
         if self._process is not None:
