@@ -23,6 +23,14 @@ def evaluate(  # noqa: PLR0913  one option each
         typer.Option("--set", metavar="A=B", help="Override the environments' settings."),
     ] = None,
     enable_thinking: Annotated[bool, typer.Option(help="Let the model reason first.")] = True,
+    context_management: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--context-management",
+            metavar="A=B",
+            help="How long conversations are shortened: strategy, recent_turns, max_tokens.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling; tasks are always the same.")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per environment.")
@@ -51,6 +59,7 @@ def evaluate(  # noqa: PLR0913  one option each
         rollouts_per_task=rollouts_per_task,
         args=parse_overrides(sets or []),
         enable_thinking=enable_thinking,
+        context_management=parse_overrides(context_management or []),
         seed=seed,
         on_result=on_result,
     )

@@ -11,13 +11,14 @@ toml_dump.py       writes settings as TOML
 from paddock.config.recipe import SET_FLAG, Recipe, find_recipe, load_recipe, parse_overrides
 from paddock.config.required_files import RequiredFile
 from paddock.config.resolve import resolve
-from paddock.config.settings import BaseSettings, ConfigError
+from paddock.config.settings import BaseSettings, ConfigError, NonNegativeWeight
 from paddock.config.toml_dump import dump_toml
 
 __all__ = [
     "SET_FLAG",
     "BaseSettings",
     "ConfigError",
+    "NonNegativeWeight",
     "Recipe",
     "RequiredFile",
     "dump_toml",

@@ -11,7 +11,6 @@ json_schema.py  JSON Schema validation
 tools.py     tools that an environment provides
 python_tool.py  a Python interpreter as a tool
 worker_pool.py  third-party functions in processes that can be killed
-context.py   context management of long conversations
 rewards/     reward functions: rules, reward models, LLM judges
 math/        mathematics, generated or from files
 logic/       logic puzzles with one solution
@@ -24,7 +23,7 @@ harbor/      Harbor tasks: loading, running, verification
 nano/        three environments for models of under a million parameters
 """
 
-from paddock.envs import context, harbor, nano
+from paddock.envs import harbor, nano
 from paddock.envs.chat_env import ChatEnv
 from paddock.envs.env import (
     Env,
@@ -55,7 +54,6 @@ __all__ = [
     "Taskset",
     "Tool",
     "ToolError",
-    "context",
     "convert_errors",
     "get_spec",
     "harbor",

@@ -53,6 +53,7 @@ class SuiteSettings(BaseSettings):
     rollouts_per_task: PositiveInt = 1
     from_stage: str  # the first stage after which it is run
     enable_thinking: bool = True
+    context_management: Mapping[str, Any] = {}  # of kind "env": as a task's in a recipe of RL
 
 
 class ResourceSettings(BaseSettings):

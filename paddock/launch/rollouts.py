@@ -147,6 +147,7 @@ def _task_specs(
             context_length=None
             if sampling.context_length is None
             else sampling.context_length - spare,
+            context_management=task.context_management,
         )
         params = SamplingParams(
             temperature=sampling_settings.temperature,

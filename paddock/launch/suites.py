@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paddock.evals import EvalResult
     from paddock.model import Transformer
     from paddock.records import Task
+    from paddock.rollout import ContextSettings
     from paddock.text import Tokenizer
     from paddock.train import TrainSettings
 
@@ -90,8 +91,15 @@ def validate_suites(suites: Iterable[SuiteSettings]) -> None:
                 _needle_source(suite)
             elif suite.kind == "env":
                 load_env_settings(suite.env, suite.args)
+                _context_settings(suite)
         except ValueError as error:
             raise UserError(f"suite {suite.name!r}: {error}") from error
+
+
+def _context_settings(suite: SuiteSettings) -> "ContextSettings":
+    from paddock.rollout import ContextSettings
+
+    return resolve(ContextSettings, Recipe(dict(suite.context_management), {}))
 
 
 def _load_network(run: Path, dtype: str | None) -> "Transformer":
@@ -145,7 +153,11 @@ def run_env_suite(
     thinking = PRESERVED if suite.enable_thinking else replace(PRESERVED, enable_thinking=False)
     context_length = engine.capacity.context_length
     worker = RolloutWorker(
-        client=client, renderer=model.renderer, thinking=thinking, context_length=context_length
+        client=client,
+        renderer=model.renderer,
+        thinking=thinking,
+        context_length=context_length,
+        context_management=_context_settings(suite),
     )
     taskset = make(suite.env, suite.args)
 

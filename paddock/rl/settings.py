@@ -13,9 +13,9 @@ from pydantic import (
     model_validator,
 )
 
-from paddock.config import BaseSettings
+from paddock.config import BaseSettings, NonNegativeWeight
 from paddock.records import Verdict
-from paddock.rollout import NonNegativeWeight, RolloutSettings, TaskSettings
+from paddock.rollout import RolloutSettings, TaskSettings
 from paddock.train import CheckpointSettings, ComputeSettings, ModelInitSettings, OptimSettings
 
 Reward = Annotated[

@@ -9,6 +9,7 @@ continuation.py        continuation of interrupted completions
 deterministic.py       deterministic mode: barrier for requests
 executor.py            runs rollouts up to a concurrency limit
 gateway.py             HTTP gateway: sessions for agents, in three API dialects
+gateway_requests.py    bodies of its own routes
 group.py               groups of rollouts that share a baseline
 in_flight.py           groups in flight, rollout timeouts
 orchestrator.py        issues groups, runs rollouts, records outcomes
@@ -37,6 +38,7 @@ from paddock.rollout.client import (
     InProcessClient,
 )
 from paddock.rollout.concurrency import AdaptiveConcurrencyLimit, EngineLoad
+from paddock.rollout.context_management import ContextSettings
 from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 from paddock.rollout.executor import LongRunningRollout
 from paddock.rollout.gateway import build_gateway
@@ -45,7 +47,7 @@ from paddock.rollout.in_flight import CANCEL_GRACE_S, failed_trajectory
 from paddock.rollout.orchestrator import LogEvent, Orchestrator
 from paddock.rollout.replica_pool import Replica, ReplicaPool, ReplicaPoolSettings
 from paddock.rollout.session import PRESERVED
-from paddock.rollout.settings import NonNegativeWeight, RolloutSettings, TaskSettings
+from paddock.rollout.settings import RolloutSettings, TaskSettings
 from paddock.rollout.task_health import RunAbortedError
 from paddock.rollout.task_schedule import RolloutSpec
 from paddock.rollout.watchdog import EventLoopWatchdog
@@ -56,6 +58,7 @@ __all__ = [
     "PRESERVED",
     "AdaptiveConcurrencyLimit",
     "BatchIncomplete",
+    "ContextSettings",
     "DeterministicClient",
     "EngineLoad",
     "EngineUnavailableError",
@@ -65,7 +68,6 @@ __all__ = [
     "InferenceRequest",
     "LogEvent",
     "LongRunningRollout",
-    "NonNegativeWeight",
     "Orchestrator",
     "Replica",
     "ReplicaPool",

@@ -25,25 +25,26 @@ from starlette.responses import Response
 from paddock import __version__
 from paddock.api import (
     ChatRequest,
-    RequestBody,
-    SamplingFields,
     ThinkingOptions,
     TokenDecoder,
     anthropic_request,
     formatter,
-    from_template_kwargs,
     openai_chat_request,
     openai_responses_request,
     parse_body,
-    parse_sampling_params,
     protocol_for_path,
 )
 from paddock.http import JsonRouter, PayloadStream, TrackedJSONResponse, error_response, has_api_key
 from paddock.http import to_api_error as http_to_api_error
-from paddock.records import ApiError, Failure, Outcome, Verdict, json_codec
+from paddock.records import ApiError, json_codec
 from paddock.rollout.atif import to_atif
 from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
-from paddock.rollout.prefix_matcher import MATCHERS
+from paddock.rollout.gateway_requests import (
+    ExportBody,
+    SessionBody,
+    parse_outcome,
+    session_config,
+)
 from paddock.rollout.session_manager import (
     ClientConversation,
     LiveSession,
@@ -58,24 +59,6 @@ from paddock.text import messages as text_messages
 SESSION_PATH = "/sessions/{session}"
 _RequestT = TypeVar("_RequestT", bound=ChatRequest)
 _GC_THRESHOLD = 50_000  # objects, of some hundred turns
-NOT_SCORED = Failure(kind="grader", where="export", what="not scored yet")
-
-
-class SessionBody(SamplingFields):
-    """Sampling of a new session; see `SessionConfig`."""
-
-    id: str | None = None
-    max_tokens: int | None = None
-    matcher: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class ExportBody(RequestBody):
-    task_id: str | None = None
-    group_id: str | None = None
-    outcome: dict[str, Any] | None = None
-    format: str | None = None
-    tokens: bool | None = None
 
 
 def build_gateway(
@@ -190,7 +173,7 @@ class _Gateway:
 
     async def create(self, _http: Request, value: Any) -> Any:
         body = parse_body(SessionBody, value)
-        live = self.sessions.open(body.id, self._rules(body))
+        live = self.sessions.open(body.id, session_config(body, self.rules))
         id = live.session.id
         return {"id": id, "path": f"/sessions/{id}", "api_key": live.api_key}
 
@@ -217,30 +200,12 @@ class _Gateway:
         every = session.trajectories(
             task_id=body.task_id or session.id,
             group_id=body.group_id or session.id,
-            outcome=_outcome(body.outcome),
+            outcome=parse_outcome(body.outcome),
         )
         return {
             "format": "trajectories",
             "trajectories": [json_codec.encode(each) for each in every],
         }
-
-    def _rules(self, body: SessionBody) -> SessionConfig:
-        own = self.rules
-        matcher = own.matcher if body.matcher is None else MATCHERS.get(body.matcher)
-        if matcher is None:
-            raise ApiError(f"matcher must be one of {', '.join(MATCHERS)}", param="matcher")
-        limit = own.sampling_params.max_new_tokens if body.max_tokens is None else body.max_tokens
-        sampling = parse_sampling_params(
-            body,
-            max_new_tokens=limit,
-            defaults=own.sampling_params,
-            grammar=own.sampling_params.grammar,
-            thinking_budget=own.sampling_params.thinking_budget,
-        )
-        options = from_template_kwargs(body.chat_template_kwargs).with_fallback(
-            ThinkingOptions(thinking=own.thinking)
-        )
-        return SessionConfig(sampling_params=sampling, thinking=options.thinking, matcher=matcher)
 
     def _live(self, http: Request) -> LiveSession:
         return self.sessions[http.path_params["session"]]
@@ -310,7 +275,9 @@ class _Gateway:
             ThinkingOptions(thinking=live.rules.thinking),
         )
         opening = live.session.begin_turn(
-            request.messages, tools=request.tools, thinking=request.thinking_for_reply
+            live.context.visible(request.messages),
+            tools=request.tools,
+            thinking=request.thinking_for_reply,
         )
         return {"input_tokens": len(opening.prompt)}
 
@@ -387,14 +354,3 @@ def _summary(live: LiveSession) -> dict[str, Any]:
         "running": live.running,
         "forks": [node.fork_reason for node in tree.nodes if node.fork_reason],
     }
-
-
-def _outcome(value: dict[str, Any] | None) -> Outcome:
-    if value is None:
-        return NOT_SCORED
-    try:
-        if "kind" in value:
-            return json_codec.decode(Failure, value)
-        return json_codec.decode(Verdict, value)
-    except json_codec.RecordDecodeError as error:
-        raise ApiError(f"outcome: {error}", param="outcome") from None

@@ -20,6 +20,7 @@ from paddock.api import formatter as api_formatter
 from paddock.config import BaseSettings
 from paddock.records import ApiError, Message, OutputDelta, RequestOutput, SamplingParams
 from paddock.rollout.client import InferenceClient, InferenceRequest, final_delta, turn_seed
+from paddock.rollout.context_management import KEEP_ALL, ContextManager, ContextSettings
 from paddock.rollout.prefix_matcher import LOOSE, Digest, PrefixMatcher, prefix_digests
 from paddock.rollout.session import PRESERVED, Session, SessionHistory, TurnPrompt
 from paddock.text import Renderer, ThinkingKwargs
@@ -40,11 +41,13 @@ class GatewaySettings(BaseSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """Sampling and prefix matching of a session, whatever its client requests."""
+    """Sampling, prefix matching and context management of a session, whatever its client
+    requests."""
 
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     thinking: ThinkingKwargs = PRESERVED  # default; the client may override it
     matcher: PrefixMatcher = LOOSE
+    context_management: ContextSettings = KEEP_ALL
 
     def apply(self, requested: SamplingParams, turn: int) -> SamplingParams:
         """The sampling parameters of a turn. The session decides the distribution; the client may
@@ -83,6 +86,7 @@ class LiveSession:
 
     def __init__(self, session: Session, rules: SessionConfig) -> None:
         self.session, self.rules = session, rules
+        self.context = ContextManager(rules.context_management)
         self.api_key = token_urlsafe(32)
         self.turns_started = 0  # including running ones
         self.running = 0
@@ -268,14 +272,25 @@ async def begin_turn(
 async def _build_prompt(
     live: LiveSession, chat_request: ChatRequest, sent: ClientConversation
 ) -> TurnPrompt:
-    session = live.session
+    prompt = await _build_visible_prompt(live, chat_request, sent)
+    if live.context.restart(sent.messages, len(prompt.prompt)):
+        return await _build_visible_prompt(live, chat_request, sent)
+    return prompt
+
+
+async def _build_visible_prompt(
+    live: LiveSession, chat_request: ChatRequest, sent: ClientConversation
+) -> TurnPrompt:
+    session, messages = live.session, live.context.visible(sent.messages)
+    unchanged = messages is sent.messages
     found = session.match_prefix(
-        sent.messages,
+        messages,
         tools=chat_request.tools,
         thinking=chat_request.thinking_for_reply,
-        past=sent.history,
+        past=sent.history if unchanged else None,
     )
-    live.remember_messages(sent, found.history)
+    if unchanged:
+        live.remember_messages(sent, found.history)
     forced = chat_request.tool_call_prefix(session.renderer.tokenizer)
     if found.num_chars > TOKENIZE_IN_THREAD_CHARS:
         return await asyncio.to_thread(session.build_prompt, found, forced)

@@ -1,12 +1,11 @@
 """Rollout settings: batch size, staleness, weight sync, concurrency; limits per task."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from paddock.config import BaseSettings
-
-NonNegativeWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from paddock.config import BaseSettings, NonNegativeWeight
+from paddock.rollout.context_management import ContextSettings
 
 
 class RolloutSettings(BaseSettings):
@@ -78,3 +77,4 @@ class TaskSettings(BaseSettings):
     max_consecutive_failed: PositiveInt = 8  # groups, before the task is disabled
     max_consecutive_filtered: PositiveInt = 64  # groups, before the task is disabled
     required: bool = False  # abort the run instead of disabling the task
+    context_management: ContextSettings = ContextSettings()

@@ -19,7 +19,7 @@ from paddock.rollout.client import (
     final_delta,
     turn_seed,
 )
-from paddock.rollout.context_management import ContextFilter, ContextStrategy, keep_all
+from paddock.rollout.context_management import KEEP_ALL, ContextManager, ContextSettings
 from paddock.rollout.prefix_matcher import LOOSE, PrefixMatcher
 from paddock.rollout.session import PRESERVED, Session, TurnPrompt
 from paddock.text import Renderer, ThinkingKwargs
@@ -35,13 +35,13 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWorker:
-    """Runs rollouts with a client, a renderer and a context strategy."""
+    """Runs rollouts with a client, a renderer and context management."""
 
     client: InferenceClient
     renderer: Renderer
     thinking: ThinkingKwargs = PRESERVED
     matcher: PrefixMatcher = LOOSE
-    context: ContextStrategy = keep_all
+    context_management: ContextSettings = KEEP_ALL
     context_length: int | None = None  # tokens of prompt and completion; None: the engine checks
 
     async def rollout(
@@ -86,12 +86,13 @@ class SessionPolicy:
 
     def __init__(self, session: Session, worker: RolloutWorker, sampling: SamplingParams) -> None:
         self.session, self.worker, self.sampling = session, worker, sampling
-        self._filter: ContextFilter = worker.context()
+        self._context = ContextManager(worker.context_management)
         self._turns = 0
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-        messages_kept = self._filter(messages, self.session.num_tokens)
-        prompt = self.session.begin_turn(messages_kept, tools=tools, thinking=self.worker.thinking)
+        prompt = self._prompt(messages, tools)
+        if self._context.restart(messages, len(prompt.prompt)):
+            prompt = self._prompt(messages, tools)
         output = await self._generate(prompt)
         parser = DeltaParser(
             self.session.renderer.tokenizer,
@@ -109,6 +110,10 @@ class SessionPolicy:
             what = f"truncated after {count} tokens: its tool calls are not executed"
             raise RolloutFailed("policy", "reply", what)
         return parser.message
+
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> TurnPrompt:
+        shown = self._context.visible(messages)
+        return self.session.begin_turn(shown, tools=tools, thinking=self.worker.thinking)
 
     async def _generate(self, prompt: TurnPrompt) -> RequestOutput:
         request = InferenceRequest(

@@ -4,12 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from paddock.config import BaseSettings
+from paddock.config import BaseSettings, NonNegativeWeight
 from paddock.data import CorpusSettings, DataLoaderSettings, TokenizerSettings
 from paddock.model import config
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-NonNegativeWeight = Annotated[float, Field(ge=0)]
 
 
 class ModelInitSettings(BaseSettings):

@@ -147,6 +147,7 @@ def test_invalid_environment_args_are_found_before_the_run(pipeline):
         ('kind = "niah"\nargs = { corpus_stage = "first", task = "nail" }', "nail"),
         ('env = "mathh"', "environment 'mathh' not found"),
         ('env = "math"\nargs = { colour = 1 }', "colour"),
+        ('env = "math"\ncontext_management = { recent_turns = 0 }', "recent_turns"),
     ],
 )
 def test_an_invalid_suite_is_found_before_the_run(pipeline, suite, complaint):

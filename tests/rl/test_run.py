@@ -208,6 +208,18 @@ def test_rollout_only_records_batches_and_leaves_the_weights_unchanged(start, tm
     assert [f.read_bytes() for f in found] == [f.read_bytes() for f in start.glob("*.safetensors")]
 
 
+def test_a_recipe_chooses_the_context_management_of_its_task(start, tmp_path):
+    rule = [
+        f"tasks.vault.context_management.{key}" for key in ("strategy=discard_all", "max_tokens=1")
+    ]
+    sets = ["steps=1", *rule, *SYNCHRONOUS]
+    run_rl(recipe_in(tmp_path, start), tmp_path / "run", sets, debug="rollout-only")
+    with Ledger(tmp_path / "run" / LEDGER_FILE) as ledger:
+        found = [b for e in ledger.groups() for b in ledger.rollouts(e.ordinal).values()]
+    assert max(len(branches) for branches in found) > 1
+    assert {len(branch.turns) for branches in found for branch in branches} == {1}
+
+
 def test_a_bug_ends_the_run_with_its_traceback(start, tmp_path, monkeypatch):
     from paddock.rollout.worker import SessionPolicy
 

@@ -14,7 +14,6 @@ from paddock.engine import (
     InvalidRequestError,
     Request,
 )
-from paddock.envs.context import OMITTED
 from paddock.model import Transformer
 from paddock.records import (
     Budget,
@@ -35,7 +34,7 @@ from paddock.rollout.client import (
     RequestOutput,
     RequestRejectedError,
 )
-from paddock.rollout.context_management import chain_strategies, discard_all, keep_recent
+from paddock.rollout.context_management import OMITTED, ContextSettings
 from paddock.rollout.session import PRESERVED
 from paddock.rollout.worker import RolloutWorker
 from tests.model.networks import latent_config
@@ -301,9 +300,11 @@ def test_tool_calls_of_a_truncated_reply_are_not_executed():
 # --- context management -------------------------------------------------------------------------
 
 
-def run_with_context(context, turns=6):
+def run_with_context(turns=6, **settings):
     taskset, engine = ChatTaskset(turns=turns), ToolCallingEngine()
-    worker = RolloutWorker(client=engine, renderer=renderer(), context=context)
+    worker = RolloutWorker(
+        client=engine, renderer=renderer(), context_management=ContextSettings(**settings)
+    )
     sampling = SamplingParams(max_new_tokens=40)
     return asyncio.run(worker.run_episode(taskset, taskset.task(0), sampling, "s")), engine
 
@@ -332,7 +333,7 @@ def shown(entry):
 
 
 def test_keeping_recent_results_omits_older_ones_and_forks():
-    found, engine = run_with_context(keep_recent(2))
+    found, engine = run_with_context(strategy="keep_recent", recent_turns=2)
     last = shown(engine.log[-1])
     assert "result 5" in last and "result 4" in last and "result 3" not in last
     assert f"<tool_response>{OMITTED}</tool_response>" in last
@@ -342,15 +343,9 @@ def test_keeping_recent_results_omits_older_ones_and_forks():
 
 
 def test_discarding_all_restarts_from_the_task():
-    tokens = run_with_context(keep_recent(99))[0].session.tree.nodes[2].tokens
-    found, engine = run_with_context(discard_all(tokens))
+    fourth = len(run_with_context()[1].log[3].prompt)
+    found, engine = run_with_context(strategy="discard_all", max_tokens=fourth)
     prompts = [len(entry.prompt) for entry in engine.log]
     assert prompts[0] < prompts[1] < prompts[2] < prompts[3] and prompts[4] == prompts[0]
     assert "thought" not in shown(engine.log[4]) and "thought 4" in shown(engine.log[5])
-    assert_each_token_trained_once(found.session)
-
-
-def test_omitting_and_discarding_combined():
-    found, engine = run_with_context(chain_strategies(keep_recent(1), discard_all(10**6)))
-    assert "result 4" not in shown(engine.log[-1])
     assert_each_token_trained_once(found.session)
