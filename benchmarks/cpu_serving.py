@@ -1,7 +1,7 @@
 """Serving on a CPU against transformers, vLLM-CPU and llama.cpp: same prompts, greedy, one run.
 
     python -m benchmarks.cpu_serving MODEL [--dtype float32] [--cases A,B,C,D,E,F] [--repeats 3]
-        [--vllm PYTHON] [--llama LLAMA_SERVER --gguf FILE]
+        [--arms paddock,transformers] [--vllm PYTHON] [--llama LLAMA_SERVER --gguf FILE]
 
 MODEL is a checkpoint folder such as SmolLM2-135M's; no tokenizer is needed. Every engine runs in a
 process and environment of its own: vLLM in that of PYTHON, llama.cpp as LLAMA_SERVER with a GGUF of
@@ -150,16 +150,17 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--cases", default="A,B,C,D,E")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--arms", default="paddock,transformers", help="also: int8")
     parser.add_argument("--vllm", metavar="PYTHON")
     parser.add_argument("--llama", metavar="LLAMA_SERVER")
     parser.add_argument("--gguf")
     chosen = parser.parse_args()
     vocab = json.loads((Path(chosen.model) / "config.json").read_text())["vocab_size"]
-    arms = [Arm(a, sys.executable, chosen.model, chosen.dtype) for a in ("paddock", "transformers")]
+    arms = [Arm(a, sys.executable, chosen.model, chosen.dtype) for a in chosen.arms.split(",")]
     if chosen.vllm:
         arms.append(Arm("vllm", chosen.vllm, chosen.model, chosen.dtype))
     if chosen.llama:
-        arms.append(Arm("llama", sys.executable, chosen.gguf, chosen.llama))
+        arms.append(Arm("llama", sys.executable, chosen.gguf, f"{chosen.llama},{chosen.dtype}"))
     for arm in arms:
         arm.run(prompts_of(Case(2, 32, 4), 1, vocab), 4)  # warm up
     rows = []

@@ -1,10 +1,10 @@
 """One arm of `benchmarks.cpu_serving`: an engine in its own process and environment.
 
-    PYTHON cpu_serving_peer.py ARM MODEL DTYPE       ARM: paddock, transformers, vllm or llama
+    PYTHON cpu_serving_peer.py ARM MODEL DTYPE       ARM: paddock, int8, transformers, vllm or llama
 
 Reads a request per line, {"prompts": [[token ids]], "new": N}, and answers with
 {"seconds": S, "tokens": [[token ids]], "rss_mb": M}: greedy, N tokens each, whatever they are. For
-llama, MODEL is a GGUF file and DTYPE the path of llama-server.
+llama, MODEL is a GGUF file and DTYPE is PATH,DTYPE: of llama-server, and of its KV cache.
 """
 
 import json
@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 PARALLEL = 64
 CACHE_GIB = 2
@@ -23,14 +24,18 @@ Prompts = list[list[int]]
 Arm = tuple[Callable[[Prompts, int], Prompts], Callable[[], object]]  # generate, close
 
 
-def paddock(model: str, dtype: str) -> Arm:
+def int8(model: str, dtype: str) -> Arm:
+    return paddock(model, dtype, "int8")
+
+
+def paddock(model: str, dtype: str, quant: Literal["int8"] | None = None) -> Arm:
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine, EngineSettings, Request
     from paddock.launch.engines import pack_for_cpu
     from paddock.records import SamplingParams
 
     network = load_pretrained(model, dtype, "cpu")
-    pack_for_cpu(network, wait=True)
+    pack_for_cpu(network, wait=True, quant=quant)
     settings = EngineSettings(
         max_running_requests=PARALLEL, kv_cache_bytes=CACHE_GIB << 30, stop_token_ids=()
     )
@@ -80,9 +85,11 @@ def vllm(model: str, dtype: str) -> Arm:
     return run, lambda: None
 
 
-def llama(model: str, server: str) -> Arm:
-    port = 18080
+def llama(model: str, server_and_dtype: str) -> Arm:
+    port, (server, dtype) = 18080, server_and_dtype.split(",")
+    cache = {"float32": "f32", "bfloat16": "bf16"}[dtype]
     command = [server, "-m", model, "--port", str(port), "-c", str(1 << 16), "-np", "16"]
+    command += ["-ctk", cache, "-ctv", cache]
     child = subprocess.Popen(
         [*command, "--no-webui"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -96,7 +103,8 @@ def llama(model: str, server: str) -> Arm:
 
     def ask(ids: list[int], new: int) -> list[int]:
         body = {"prompt": ids, "n_predict": new, "temperature": 0.0, "ignore_eos": True}
-        body |= {"return_tokens": True, "cache_prompt": True, "samplers": []}
+        # No sampler at all would mean to sample from the whole distribution.
+        body |= {"return_tokens": True, "cache_prompt": True, "samplers": ["top_k"], "top_k": 1}
         request = urllib.request.Request(
             f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -126,9 +134,8 @@ def main() -> None:
     arm, model, dtype = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # engines print; only answers go to stdout
-    run, close = {"paddock": paddock, "transformers": transformers, "vllm": vllm, "llama": llama}[
-        arm
-    ](model, dtype)
+    arms = {each.__name__: each for each in (paddock, int8, transformers, vllm, llama)}
+    run, close = arms[arm](model, dtype)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)

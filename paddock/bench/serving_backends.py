@@ -210,7 +210,7 @@ class BenchmarkEngine:
     dtype: str
 
 
-def open_benchmark_engine(
+def open_benchmark_engine(  # noqa: PLR0913  keyword options
     model: str,
     load: Workload,
     max_running_requests: int,
@@ -218,6 +218,7 @@ def open_benchmark_engine(
     mtp: int,
     device: str | None,
     dtype: str | None,
+    quant: engines.Quant | None = None,
 ) -> BenchmarkEngine:
     """An engine with a checkpoint, a run's newest one, or a preset with fresh weights."""
     from paddock.engine import (
@@ -233,8 +234,8 @@ def open_benchmark_engine(
     (chosen,) = engines.pick_devices(device, 1)
     dtype = dtype or ("float32" if chosen == "cpu" else "bfloat16")
     network = _network(model, chosen, dtype)
-    if chosen == "cpu":
-        engines.pack_for_cpu(network, wait=True)
+    if chosen == "cpu" or quant is not None:
+        engines.pack_for_cpu(network, wait=True, quant=quant)
     settings = EngineSettings(
         max_running_requests=max_running_requests,
         num_speculative_tokens=mtp,

@@ -22,6 +22,7 @@ rl_progress.py  progress of an RL run
 run.py          paddock run: a pipeline
 sample.py       paddock sample: rejection sampling
 serve.py        paddock serve: a model over HTTP
+options.py      options that several commands share
 tables.py       tables for terminals and pipes
 train.py        paddock train: one stage of training
 """

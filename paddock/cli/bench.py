@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paddock.cli.errors import ErrorReportingGroup
+from paddock.cli.options import QuantOption
 from paddock.cli.tables import print_parts, table
 from paddock.launch import UserError, units
 
@@ -89,6 +90,7 @@ def bench_serve(  # noqa: PLR0913  one option each
         int, typer.Option(min=0, max=5, help="Speculative (MTP) tokens per step.")
     ] = 0,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option()] = None,
+    quant: QuantOption = None,
     device: Annotated[str | None, typer.Option(help="Default: the accelerator, else cpu.")] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="PADDOCK_API_KEY", help="API key of the server.")
@@ -117,8 +119,7 @@ def bench_serve(  # noqa: PLR0913  one option each
         request_rate=request_rate,
         burstiness=burstiness,
     )
-    _check(load)
-    limits = _limits(max_concurrency, request_rate)
+    limits = _limits(max_concurrency, _checked(load).request_rate)
     if model is None and base_url is not None:
         server = connect_server(
             base_url, backend, key=api_key, model=served_model_name, text_prompts=text_prompts
@@ -126,9 +127,14 @@ def bench_serve(  # noqa: PLR0913  one option each
         name, found = asyncio.run(_measure_server(server, load, limits, server_pid))
         about = {"backend": backend, "model_id": name, "base_url": base_url}
     elif model is not None and base_url is None:
-        running = max(each or DEFAULT_RUNNING for each in limits)
         made = open_benchmark_engine(
-            model, load, running, mtp=num_speculative_tokens, device=device, dtype=dtype
+            model,
+            load,
+            max(each or DEFAULT_RUNNING for each in limits),
+            mtp=num_speculative_tokens,
+            device=device,
+            dtype=dtype,
+            quant=quant,
         )
         found = _measure_engine(made, load, limits)
         about = {"backend": "engine", "model_id": model, "device": made.device, "dtype": made.dtype}
@@ -172,7 +178,7 @@ def _limits(text: str | None, request_rate: float) -> list[int | None]:
     return [*found]
 
 
-def _check(load: "Workload") -> None:
+def _checked(load: "Workload") -> "Workload":
     if load.prefix_len > load.input_len - 1:
         raise UserError(
             f"--prefix-len {load.prefix_len} must be smaller than --input-len {load.input_len}"
@@ -181,6 +187,7 @@ def _check(load: "Workload") -> None:
         raise UserError(f"--request-rate {load.request_rate:g} must be positive")
     if not 0 < load.burstiness < math.inf:
         raise UserError(f"--burstiness {load.burstiness:g} must be positive and finite")
+    return load
 
 
 async def _sweep(

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import typer
 
+from paddock.cli.options import QuantOption
 from paddock.launch import UserError, engines
 from paddock.records import Message, SamplingParams
 
@@ -24,7 +25,7 @@ HELP = (
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-def chat(
+def chat(  # noqa: PLR0913  one option each
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A checkpoint with tokenizer, or a run.")
     ],
@@ -38,6 +39,7 @@ def chat(
         Literal["5", "5.1", "5.2", "5.3"] | None,
         typer.Option(help="A version of GLM-5's chat template, in place of the folder's."),
     ] = None,
+    quant: QuantOption = None,
 ) -> None:
     """Chat with a model in the terminal; with piped input, each line is a message."""
     from paddock.engine import EngineSettings
@@ -54,7 +56,7 @@ def chat(
     )
     dtype = engines.pick_dtype(model.folder, device, None)
     (engine,) = engines.load_engines(
-        model, [device], dtype, settings, fits=True, compile_kernels=False
+        model, [device], dtype, settings, fits=True, compile_kernels=False, quant=quant
     )
     with engine:
         loop = ChatLoop(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paddock import launch
+from paddock.cli.options import QuantOption
 from paddock.cli.tables import print_parts, table
 from paddock.config import parse_overrides
 
@@ -31,6 +32,7 @@ def evaluate(  # noqa: PLR0913  one option each
             help="How long conversations are shortened: strategy, recent_turns, max_tokens.",
         ),
     ] = None,
+    quant: QuantOption = None,
     seed: Annotated[int, typer.Option(help="Of the sampling; tasks are always the same.")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per environment.")
@@ -60,6 +62,7 @@ def evaluate(  # noqa: PLR0913  one option each
         args=parse_overrides(sets or []),
         enable_thinking=enable_thinking,
         context_management=parse_overrides(context_management or []),
+        quant=quant,
         seed=seed,
         on_result=on_result,
     )

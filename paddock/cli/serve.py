@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from paddock import launch
+from paddock.cli.options import QuantOption
 from paddock.launch import units
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def serve(  # noqa: PLR0913  one option each
     served_model_name: ServedNames = None,
     chat_template: ChatTemplate = None,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option()] = None,
+    quant: QuantOption = None,
     device: Annotated[str | None, typer.Option(help="Default: accelerators, else cpu.")] = None,
     capture_routing: Annotated[
         bool, typer.Option(help="Return routed experts and selected tokens to trainers.")
@@ -95,6 +97,7 @@ def serve(  # noqa: PLR0913  one option each
         served_model_names=tuple(served_model_name or ()),
         chat_template=chat_template,
         dtype=dtype,
+        quant=quant,
         device=device,
         capture_routing=capture_routing,
         clear_thinking=clear_thinking,

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paddock.launch.errors import UserError
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paddock.model import ModelConfig, Transformer
     from paddock.text import GlmVersion, Renderer, Tokenizer
 
+Quant = Literal["int8"]  # weights alone, rounded when a model is loaded
 CACHE_BYTES = 1 << 28  # default KV cache on the CPU
 KV_CACHE_MEMORY_FRACTION = 0.8  # default on an accelerator, of memory left after the weights
 # Default prefill tokens per step, by the minimum memory of the device in bytes.
@@ -76,7 +77,7 @@ def pick_dtype(folder: Path, device: str, requested: str | None) -> str:
     return requested or ("bfloat16" if half and device != "cpu" else "float32")
 
 
-def load_engines(
+def load_engines(  # noqa: PLR0913  keyword options
     model: ModelFolder,
     devices: list[str],
     dtype: str,
@@ -84,35 +85,45 @@ def load_engines(
     *,
     fits: bool,
     compile_kernels: bool = True,
+    quant: Quant | None = None,
 ) -> "list[Engine]":
     """One engine per device, each with its own copy of the weights. With `fits` the KV cache takes
     the free memory, or on the CPU a fixed amount, but at least one request of full length. Without
     `compile_kernels` an engine on the CPU does not wait for its kernels if they must be compiled
-    first: they are compiled in the background, for the next start."""
+    first: they are compiled in the background, for the next start. `quant` serves 8-bit weights."""
     from paddock.checkpoint import load_pretrained
     from paddock.engine import Engine
 
     found: list[Engine] = []
     for i, device in enumerate(devices):
         network = load_pretrained(model.folder, dtype, device)
-        if device == "cpu":
-            pack_for_cpu(network, wait=compile_kernels)
+        if device == "cpu" or quant is not None:
+            pack_for_cpu(network, wait=compile_kernels, quant=quant)
         share = sum(1 for other in devices[i:] if other == device)
         chosen = fit_kv_cache(model, device, network, settings, share) if fits else settings
         found.append(Engine(network, model.tokenizer, chosen))
     return found
 
 
-def pack_for_cpu(network: "Transformer", *, wait: bool) -> bool:
-    """Pack the weights of a network for the CPU kernels; False if references are used."""
+def pack_for_cpu(network: "Transformer", *, wait: bool, quant: Quant | None = None) -> bool:
+    """Pack the weights of a network for the CPU kernels; False if references are used. 8-bit
+    weights have no reference worth serving: for them kernels are always waited for."""
     from paddock.kernels import cpu
     from paddock.model import packed
 
-    if not cpu.load(wait=wait):
+    if quant is not None:
+        if network.device.type != "cpu":
+            raise UserError(
+                f"--quant {quant} is for the CPU, not {network.device}; `paddock quantize` makes a "
+                "checkpoint with integer weights for a GPU"
+            )
+        if not cpu.load(wait=True):
+            raise UserError(f"--quant {quant} needs a C++ compiler, such as g++ or clang++")
+    elif not cpu.load(wait=wait):
         if not wait:
             cpu.compile_in_background()
         return False
-    packed.pack_weights(network)
+    packed.pack_weights(network, int8=quant == "int8")
     return True
 
 

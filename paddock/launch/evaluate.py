@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.launch.engines import open_model_folder
+from paddock.launch.engines import Quant, open_model_folder
 from paddock.launch.pipeline import SuiteSettings
 from paddock.launch.settings import StrPath
 from paddock.launch.suites import open_eval_engine, run_env_suite, validate_suites
@@ -22,6 +22,7 @@ def evaluate(  # noqa: PLR0913  keyword options of one command
     args: Mapping[str, Any] | None = None,
     enable_thinking: bool = True,
     context_management: Mapping[str, Any] | None = None,
+    quant: Quant | None = None,
     seed: int = 0,
     on_result: "Callable[[str, EvalResult], None] | None" = None,
 ) -> "dict[str, EvalResult]":
@@ -32,7 +33,7 @@ def evaluate(  # noqa: PLR0913  keyword options of one command
     sampling. `on_result` gets each result as soon as it is known.
     """
     opened, results = open_model_folder(Path(model), None), {}
-    with open_eval_engine(opened) as engine:
+    with open_eval_engine(opened, quant=quant) as engine:
         for name in envs:
             suite = SuiteSettings(
                 name=name,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.launch.engines import (
     CACHE_BYTES,
     ModelFolder,
+    Quant,
     default_prefill_tokens,
     default_sampling,
     load_engines,
@@ -52,6 +53,7 @@ class ServeOptions:
     served_model_names: tuple[str, ...] = ()  # by default the folder's name
     chat_template: "GlmVersion | None" = None
     dtype: str | None = None
+    quant: Quant | None = None
     device: str | None = None
     capture_routing: bool = False
     clear_thinking: bool = False
@@ -153,6 +155,7 @@ def _prepared(
             engine_settings,
             fits=placement.fits,
             compile_kernels=False,
+            quant=options.quant,
         )
         try:
             weights = [EngineWeightUpdater(engine) for engine in engines]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paddock.config import Recipe, load_recipe, resolve
 from paddock.launch.engines import (
     ModelFolder,
+    Quant,
     fit_kv_cache,
     open_model_folder,
     pack_for_cpu,
@@ -118,7 +119,11 @@ def _train_dtype(run: Path) -> str | None:
 
 
 def open_eval_engine(
-    model: ModelFolder, network: "Transformer | None" = None, *, device: str | None = None
+    model: ModelFolder,
+    network: "Transformer | None" = None,
+    *,
+    device: str | None = None,
+    quant: Quant | None = None,
 ) -> "Engine":
     """One engine for a model, sized for many short rollouts; weights are loaded unless given."""
     from paddock.checkpoint import load_pretrained
@@ -129,8 +134,8 @@ def open_eval_engine(
     settings = EngineSettings(max_running_requests=MAX_CONCURRENCY, stop_token_ids=stops or None)
     if network is None:
         network = load_pretrained(model.folder, pick_dtype(model.folder, chosen, None), chosen)
-        if chosen == "cpu":
-            pack_for_cpu(network, wait=True)
+        if chosen == "cpu" or quant is not None:
+            pack_for_cpu(network, wait=True, quant=quant)
     return Engine(network, model.tokenizer, fit_kv_cache(model, chosen, network, settings))
 
 

@@ -27,6 +27,7 @@ from paddock.kernels.packed_linear import (
     packed_linear,
     packed_stack,
     unpack,
+    unpack_rows,
     write,
 )
 from paddock.model.attention.gqa import GQA, SlidingWindowAttention
@@ -52,7 +53,9 @@ class PackedTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.parts[0][0].panels.dtype
+        """Of the values that are written and read."""
+        stored = self.parts[0][0].panels.dtype
+        return torch.float32 if stored == torch.int8 else stored
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,11 +116,14 @@ class PackedLinear(PackedModule):
 
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear, panels: Tensor | None = None) -> None:
+    def __init__(
+        self, linear: nn.Linear, dtype: torch.dtype | None = None, panels: Tensor | None = None
+    ) -> None:
         """With `panels` the weight is written there."""
         super().__init__()
         weight = linear.weight.detach()
-        panels = empty_panels(weight.shape, weight) if panels is None else panels
+        if panels is None:
+            panels = empty_panels(weight.shape, dtype or weight.dtype)
         self.packed = PrepackedWeight(panels, *weight.shape)
         write(self.packed, weight)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
@@ -137,13 +143,13 @@ class PackedLinear(PackedModule):
 class PackedEmbedding(PackedModule):
     """The embedding of a tied network: rows of the output head."""
 
-    def __init__(self, head: PackedLinear) -> None:
+    def __init__(self, head: PackedLinear, dtype: torch.dtype) -> None:
         super().__init__()
         self._head = (head,)  # not a submodule: the weights belong to the head
+        self.dtype = dtype
 
     def forward(self, token_T: Tensor) -> Tensor:
-        panels = self._head[0].packed.panels
-        return panels[token_T // PANEL, :, token_T % PANEL].flatten(1)
+        return unpack_rows(self._head[0].packed, token_T).to(self.dtype)
 
     def packed_tensors(self) -> Mapping[str, PackedTensor]:
         return self._head[0].packed_tensors()
@@ -152,13 +158,13 @@ class PackedEmbedding(PackedModule):
 class PackedMLP(PackedModule):
     """A gated MLP; panels of `gate` and `up` alternate."""
 
-    def __init__(self, mlp: GatedMLP) -> None:
+    def __init__(self, mlp: GatedMLP, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.gate, self.up, self.both = _interleaved(
-            mlp.gate.weight.detach(), mlp.up.weight.detach()
+            mlp.gate.weight.detach(), mlp.up.weight.detach(), dtype
         )
         self.inner = self.gate.outputs
-        self.down = PackedLinear(mlp.down)
+        self.down = PackedLinear(mlp.down, dtype)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.down(packed_gate_up(x_TD, self.both, self.inner))  # type: ignore[no-any-return]
@@ -169,12 +175,12 @@ class PackedMLP(PackedModule):
 
 
 def _interleaved(
-    gate: Tensor, up: Tensor
+    gate: Tensor, up: Tensor, dtype: torch.dtype | None
 ) -> tuple[PrepackedWeight, PrepackedWeight, PrepackedWeight]:
     """Gate, up, and both as one packed weight whose panels alternate."""
     shape = gate.shape
     panels = -(-shape[0] // PANEL)
-    both = empty_panels((2 * panels * PANEL, shape[1]), gate)
+    both = empty_panels((2 * panels * PANEL, shape[1]), dtype or gate.dtype)
     parts = [PrepackedWeight(both[i::2], *shape) for i in range(2)]
     for part, weight in zip(parts, (gate, up), strict=True):
         write(part, weight)
@@ -184,14 +190,13 @@ def _interleaved(
 class PackedExperts(PackedModule):
     """All experts of a layer."""
 
-    def __init__(self, experts: GroupedExperts) -> None:
+    def __init__(self, experts: GroupedExperts, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        gate_up_EGD, down_EDF = experts.gate_up.detach(), experts.down.detach()
-        E, hidden, inner = down_EDF.shape
-        panels = -(-inner // PANEL)
+        E, hidden, inner = experts.down.shape
+        panels, dtype = -(-inner // PANEL), dtype or experts.down.dtype
         self.stacks = PackedExpertWeights(
-            empty_panels((E, 2 * panels * PANEL, hidden), gate_up_EGD),
-            empty_panels((E, hidden, inner), down_EDF),
+            empty_panels((E, 2 * panels * PANEL, hidden), dtype),
+            empty_panels((E, hidden, inner), dtype),
             hidden,
             inner,
         )
@@ -210,7 +215,8 @@ class PackedExperts(PackedModule):
 
 
 class PackedKVUp(PackedLinear):
-    """MLA's up-projection of the latent: expanded, or absorbed into queries and outputs.
+    """MLA's up-projection of the latent: expanded, or absorbed into queries and outputs. Never in
+    8 bits: the two forms would be rounded along different dimensions.
 
     H heads, N nope dims, V value dims, L latent rank.
     """
@@ -220,8 +226,8 @@ class PackedKVUp(PackedLinear):
         self.heads, self.nope = heads, nope
         weight, latent = linear.weight.detach(), linear.in_features
         value = linear.out_features // heads - nope
-        self.key_up = _empty_stack(heads, (latent, nope), weight)
-        self.value_up = _empty_stack(heads, (value, latent), weight)
+        self.key_up = _empty_stack(heads, (latent, nope), weight.dtype)
+        self.value_up = _empty_stack(heads, (value, latent), weight.dtype)
         self._repack(weight)
 
     def _repack(self, weight: Tensor) -> None:
@@ -258,18 +264,20 @@ class PackedGQA(GQA):
     """Grouped-query attention whose q, k and v run as one product, and whose new keys and values
     go to a paged KV cache in one pass."""
 
-    def __init__(self, attention: GQA) -> None:
+    def __init__(self, attention: GQA, dtype: torch.dtype | None = None) -> None:
         nn.Module.__init__(self)
         self.gqa, self.layer, self.window = attention.gqa, attention.layer, attention.window
         self.rotate, self.interleaved = attention.rotate, attention.interleaved
         linears = [attention.q, attention.k, attention.v]
         weights = [linear.weight.detach() for linear in linears]
         outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
-        self.qkv = PrepackedWeight(empty_panels((outputs, inputs), weights[0]), outputs, inputs)
+        panels = empty_panels((outputs, inputs), dtype or weights[0].dtype)
+        self.qkv = PrepackedWeight(panels, outputs, inputs)
         panel = 0
         for name, linear in zip("qkv", linears, strict=True):
             count = len(linear.weight) // PANEL
-            self.add_module(name, PackedLinear(linear, self.qkv.panels[panel : panel + count]))
+            part = self.qkv.panels[panel : panel + count]
+            self.add_module(name, PackedLinear(linear, dtype, part))
             panel += count
         self.qkv_bias: Tensor | None = None
         if attention.q.bias is not None:
@@ -277,7 +285,7 @@ class PackedGQA(GQA):
             parts = self.qkv_bias.split([len(weight) for weight in weights])
             for linear, part in zip((self.q, self.k, self.v), parts, strict=True):
                 linear.bias = part  # a view: new biases reach the product of all three
-        self.add_module("o", PackedLinear(attention.o))
+        self.add_module("o", PackedLinear(attention.o, dtype))
 
     @staticmethod
     def suits(attention: GQA) -> bool:
@@ -302,47 +310,50 @@ class PackedGQA(GQA):
         return query_THD, key_SGD, value_SGD
 
 
-def _empty_stack(heads: int, shape: tuple[int, int], like: Tensor) -> PrepackedWeight:
-    return PrepackedWeight(empty_panels((heads, *shape), like), *shape)
+def _empty_stack(heads: int, shape: tuple[int, int], dtype: torch.dtype) -> PrepackedWeight:
+    return PrepackedWeight(empty_panels((heads, *shape), dtype), *shape)
 
 
-def pack_weights(network: "Transformer") -> None:
-    """Replace what can be packed, in place, one weight after the other."""
+def pack_weights(network: "Transformer", *, int8: bool = False) -> None:
+    """Replace what can be packed, in place, one weight after the other; in 8 bits with `int8`."""
     with torch.inference_mode(False), torch.no_grad():  # the weights may be replaced outside of it
-        _pack_children(network)
+        _pack_children(network, torch.int8 if int8 else None)
     head: nn.Module = network.head
     if isinstance(head, PackedLinear) and network.config.tied:
-        network.add_module("embed", PackedEmbedding(head))
+        network.add_module("embed", PackedEmbedding(head, network.dtype))
     layers = [layer for layer in network.layers if isinstance(layer, DecoderLayer)]
     network.layers = nn.ModuleList(fuse_layers(layers))
     if network.mtp is not None:
         (network.mtp.block,) = fuse_layers([network.mtp.block])
 
 
-def _pack_children(module: nn.Module) -> None:
+def _pack_children(module: nn.Module, dtype: torch.dtype | None) -> None:
     for name, child in list(module.named_children()):
-        packed = _packed(module, name, child)
+        packed = _packed(module, name, child, dtype)
         if packed is None:
-            _pack_children(child)
+            _pack_children(child, dtype)
         else:
             setattr(module, name, packed)
 
 
-def _packed(module: nn.Module, name: str, child: nn.Module) -> nn.Module | None:
+def _packed(
+    module: nn.Module, name: str, child: nn.Module, dtype: torch.dtype | None
+) -> nn.Module | None:
+    """The packed form of a child, with weights of `dtype` or of its own."""
     if not all(is_packable(p) for p in child.parameters(recurse=True)):
         return None
     if type(child) is GatedMLP:
-        return PackedMLP(child) if _is_plain(child.gate, child.up, child.down) else None
+        return PackedMLP(child, dtype) if _is_plain(child.gate, child.up, child.down) else None
     if isinstance(child, GQA) and type(child) in (GQA, SlidingWindowAttention):
         plain = _is_plain(child.q, child.k, child.v, child.o)
-        return PackedGQA(child) if plain and PackedGQA.suits(child) else None
+        return PackedGQA(child, dtype) if plain and PackedGQA.suits(child) else None
     if type(child) is GroupedExperts and child.axis.size == 1:
-        return PackedExperts(child)
+        return PackedExperts(child, dtype)
     if type(child) is not nn.Linear:
         return None
     if isinstance(module, MLA) and name == "kv_b":
         return PackedKVUp(child, module.mla.heads, module.mla.nope)
-    return PackedLinear(child)
+    return PackedLinear(child, dtype)
 
 
 def _is_plain(*linears: nn.Module) -> bool:

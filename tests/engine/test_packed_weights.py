@@ -44,9 +44,16 @@ def network(kind: str) -> Transformer:
     return build_network(grouped_config("gqa", "swa", gqa=gqa)).eval()
 
 
-def packed_copy(kind: str) -> Transformer:
+def packed_copy(kind: str, *, int8: bool = False) -> Transformer:
     found = copy_of(network(kind))
-    packed.pack_weights(found)
+    packed.pack_weights(found, int8=int8)
+    return found
+
+
+def rounded_copy(kind: str) -> Transformer:
+    """A plain network with the weights that one of 8 bits stands for."""
+    found = copy_of(network(kind))
+    found.load_state_dict(packed_copy(kind, int8=True).state_dict())
     return found
 
 
@@ -62,13 +69,32 @@ def test_packed_networks_give_the_replies_of_plain_ones(kind):
         assert serving.audit() == []
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_networks_of_8_bits_give_the_replies_of_their_rounded_weights(kind):
+    with engine(packed_copy(kind, int8=True), max_prefill_tokens=16) as serving:
+        outputs = generate_as_one_batch(serving, [greedy(prompt) for prompt in PROMPTS])
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert_greedy(rounded_copy(kind), prompt, output.completion)
+
+
+def test_a_weight_update_reaches_a_network_of_8_bits():
+    new = other_weights("sparse")
+    tensors = dict(iter_released_tensors(new))
+    with engine(packed_copy("sparse", int8=True)) as serving:
+        EngineWeightUpdater(serving).weight_publisher("abort")([WeightUpdate(3, tensors)])
+        found = EngineWeightUpdater(serving).checksums()
+    packed.pack_weights(new, int8=True)
+    assert found == weight_digests(new)
+
+
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("kind", ["fused", "dense", "sparse"])
-def test_a_layer_in_one_call_is_bitwise_its_modules(kind, monkeypatch):
-    whole = packed_copy(kind)
+def test_a_layer_in_one_call_is_bitwise_its_modules(kind, int8, monkeypatch):
+    whole = packed_copy(kind, int8=int8)
     assert all(type(layer) is PackedDecoderLayer for layer in whole.layers)
     monkeypatch.setattr(packed, "fuse_layers", list)
     replies = []
-    for each in (whole, packed_copy(kind)):
+    for each in (whole, packed_copy(kind, int8=int8)):
         with engine(each, prefix_caching=False) as serving:
             replies.append(generate_as_one_batch(serving, [greedy(p) for p in PROMPTS]))
     one, other = ([reply.completion for reply in each] for each in replies)

@@ -15,7 +15,14 @@ from paddock.kernels.index_scores import IndexKeys
 from paddock.kernels.linear_fp32 import linear_fp32
 from paddock.kernels.mla_decode import mla_decode, mla_paged_decode, mla_sparse_decode
 from paddock.kernels.norm import rms_norm
-from paddock.kernels.packed_linear import pack, packed_gate_up, packed_linear, unpack, write
+from paddock.kernels.packed_linear import (
+    pack,
+    packed_gate_up,
+    packed_linear,
+    unpack,
+    unpack_rows,
+    write,
+)
 from paddock.kernels.rope import rope_halves, rope_interleaved
 from paddock.kernels.spans import Span
 from paddock.kernels.sparse_mla import sparse_mla
@@ -80,9 +87,10 @@ def test_packed_linear_is_the_linear_layer(dtype, F, D):
         linear.to(dtype)
 
 
+@pytest.mark.parametrize("stored", [None, torch.int8])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_the_other_rows(dtype):
-    weight = pack(torch.randn(200, 96).to(dtype))
+def test_a_row_does_not_depend_on_the_other_rows(dtype, stored):
+    weight = pack(torch.randn(200, 96).to(dtype), stored)
     x_TD = torch.randn(300, 96).to(dtype)
     together = packed_linear(x_TD, weight)
     for rows in (slice(0, 1), slice(3, 5), slice(290, 300)):
@@ -100,6 +108,30 @@ def test_packing_loses_nothing_and_outputs_can_be_replaced(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_8_bits_are_rounded_by_output_and_can_be_replaced(dtype):
+    weight_FD = (torch.randn(150, 30) * torch.logspace(-3, 3, 150)[:, None]).to(dtype)
+    weight_FD[7] = 0
+    packed = pack(weight_FD, torch.int8)
+    write(packed, weight_FD[3:100] * 2, first=3)
+    expected_FD = weight_FD.float()
+    expected_FD[3:100] *= 2
+    found_FD, step_F = unpack(packed), expected_FD.abs().amax(1) / 127
+    assert ((found_FD - expected_FD).abs() <= 0.501 * step_F[:, None]).all()
+    assert torch.equal(unpack_rows(packed, torch.tensor([7, 149, 64])), found_FD[[7, 149, 64]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("F", "D"), [(64, 64), (100, 48), (16, 6), (130, 576)])
+def test_packed_linear_with_weights_of_8_bits(dtype, F, D):
+    weight_FD, bias_F = (torch.randn(F, D) / D**0.5).to(dtype), torch.randn(F).to(dtype)
+    packed = pack(weight_FD, torch.int8)
+    for T in (1, 2, 5, 6, 13, 200):
+        x_TD = torch.randn(T, D).to(dtype)
+        expected_TF = x_TD.float() @ unpack(packed).T + bias_F.float()
+        assert_close(packed_linear(x_TD, packed, bias_F), expected_TF, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("E", "D"), [(16, 48), (7, 30), (1, 16)])
 def test_linear_fp32(dtype, E, D):
     weight_ED = torch.randn(E, D)
@@ -110,11 +142,13 @@ def test_linear_fp32(dtype, E, D):
         assert_close(found_TE, x_TD.float() @ weight_ED.T, torch.float32)
 
 
+@pytest.mark.parametrize("stored", [None, torch.int8])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [64, 40, 200])
-def test_packed_mlp_is_the_gated_mlp(dtype, inner):
+def test_packed_mlp_is_the_gated_mlp(dtype, inner, stored):
     mlp = GatedMLP(48, inner).to(dtype)
-    packed, x_TD = PackedMLP(mlp), torch.randn(9, 48).to(dtype)
+    packed, x_TD = PackedMLP(mlp, stored), torch.randn(9, 48).to(dtype)
+    mlp.load_state_dict(packed.state_dict())  # rounded
     assert_close(packed(x_TD), mlp.float()(x_TD.float()), dtype)
     with disable_kernels("cpu"):
         expected_TF = packed_gate_up(x_TD, packed.both, inner)

@@ -104,8 +104,11 @@ def loaded() -> Library:
     return _library
 
 
-def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    return loaded()[name, dtype]
+def function(
+    name: str, dtype: torch.dtype, weight_dtype: torch.dtype | None = None
+) -> Callable[..., None]:
+    """A kernel for inputs of `dtype` and packed weights of the same, or of 8 bits."""
+    return loaded()[name, dtype, weight_dtype or dtype]
 
 
 __all__ = [

@@ -1,5 +1,5 @@
-// Entry points of the CPU kernels, one for each dtype. Pointers, sizes and strides (in elements) come
-// from Python, which checks them.
+// Entry points of the CPU kernels, one for each dtype, some also with 8-bit weights. Pointers, sizes and
+// strides (in elements) come from Python, which checks them.
 #include "attention.h"
 #include "elementwise.h"
 #include "experts.h"
@@ -7,23 +7,33 @@
 #include "decoder_layer.h"
 
 #define FOR_BOTH(DEFINE) DEFINE(f32, float) DEFINE(bf16, bf16)
+#define FOR_BOTH_WEIGHTS(DEFINE) \
+  DEFINE(f32, float, float) DEFINE(bf16, bf16, bf16) DEFINE(f32_int8, float, int8) DEFINE(bf16_int8, bf16, int8)
 
 extern "C" {
 void set_threads(int threads) { Pool::get().resize(threads); }
 
-#define LINEAR(name, T)                                                                                          \
-  void linear_##name(long M, long N, long K, const T* x, long ldx, const T* w, const T* bias, T* out,            \
+#define LINEAR(name, T, W)                                                                                       \
+  void linear_##name(long M, long N, long K, const T* x, long ldx, const W* w, const T* bias, T* out,            \
                      long ldo) {                                                                                 \
-    linear<T, T>(M, N, K, x, ldx, w, bias, out, ldo);                                                  \
+    linear(M, N, K, x, ldx, w, bias, out, ldo);                                                                  \
   }                                                                                                              \
-  void linear_to_f32_##name(long M, long N, long K, const T* x, long ldx, const T* w, const T* bias, float* out, \
+  void linear_to_f32_##name(long M, long N, long K, const T* x, long ldx, const W* w, const T* bias, float* out, \
                            long ldo) {                                                                           \
-    linear<T, float>(M, N, K, x, ldx, w, bias, out, ldo);                                            \
+    linear(M, N, K, x, ldx, w, bias, out, ldo);                                                                  \
   }                                                                                                              \
-  void gate_up_##name(long M, long F, long K, const T* x, long ldx, const T* w, T* out, long ldo) {              \
-    gate_up<T>(M, F, K, x, ldx, w, out, ldo);                                                                    \
+  void gate_up_##name(long M, long F, long K, const T* x, long ldx, const W* w, T* out, long ldo) {              \
+    gate_up(M, F, K, x, ldx, w, out, ldo);                                                                       \
+  }                                                                                                              \
+  void experts_##name(long tokens, long D, long F, long E, long K, const T* x, long ldx, const int64_t* expert,  \
+                      const float* weight, const W* gate_up, const W* down, T* out) {                            \
+    experts(tokens, D, F, E, K, x, ldx, expert, weight, gate_up, down, out);                                     \
+  }                                                                                                              \
+  void decoder_layer_##name(const LayerWeights<T, W>* weights, const LayerStep* step, T* cached, T* cached_too,  \
+                            const T* x, T* out) {                                                                \
+    decoder_layer(*weights, *step, cached, cached_too, x, out);                                                  \
   }
-FOR_BOTH(LINEAR)
+FOR_BOTH_WEIGHTS(LINEAR)
 
 #define ELEMENTWISE(name, T)                                                                                     \
   void rms_norm_##name(long M, long D, const T* x, long ldx, const T* weight, float eps, T* out, long ldo) {     \
@@ -53,35 +63,27 @@ FOR_BOTH(ROPE_AND_CACHE)
   }
 FOR_BOTH(ATTENTION)
 
-#define EXPERTS(name, T)                                                                                         \
+#define PLAIN(name, T)                                                                                           \
+  void linear_stack_##name(long H, long M, long N, long K, const T* x, long ldx, long x_head, const T* w,        \
+                           T* out, long ldo, long out_head) {                                                    \
+    linear_stack(H, M, N, K, x, ldx, x_head, w, out, ldo, out_head);                                             \
+  }                                                                                                              \
   void linear_fp32_##name(long M, long N, long K, const T* x, long ldx, const float* w, float* out) {            \
     linear_fp32<T>(M, N, K, x, ldx, w, out);                                                                     \
-  }                                                                                                              \
-  void linear_stack_##name(long H, long M, long N, long K, const T* x, long ldx, long x_head, const T* w, T* out, \
-                           long ldo, long out_head) {                                                            \
-    linear_stack<T>(H, M, N, K, x, ldx, x_head, w, out, ldo, out_head);                                          \
-  }                                                                                                              \
-  void experts_##name(long tokens, long D, long F, long E, long K, const T* x, long ldx, const int64_t* expert,  \
-                      const float* weight, const T* gate_up, const T* down, T* out) {                            \
-    experts<T>(tokens, D, F, E, K, x, ldx, expert, weight, gate_up, down, out);                                  \
   }                                                                                                              \
   void index_topk_##name(long B, const int64_t* query, const int64_t* queries, const int64_t* keys,              \
                          const int64_t* page, long pages, long page_size, long H, long D, const T* q,            \
                          const float* weight, const T* key, long k, int32_t* index) {                            \
     index_topk<T>({B, query, queries, keys, page, pages, page_size}, H, D, q, weight, key, k, index);            \
   }
-FOR_BOTH(EXPERTS)
+FOR_BOTH(PLAIN)
 
-#define LAYER(name, T)                                                                                           \
+#define LAYER_NORM(name, T)                                                                                      \
   void layer_norm_##name(long M, long D, const T* x, long ldx, const T* weight, const T* bias, float eps,        \
                          T* out, long ldo) {                                                                     \
     layer_norm<T>(M, D, x, ldx, weight, bias, eps, out, ldo);                                                    \
-  }                                                                                                              \
-  void decoder_layer_##name(const LayerWeights<T>* weights, const LayerStep* step, T* cached, T* cached_too,       \
-                            const T* x, T* out) {                                                                \
-    decoder_layer<T>(*weights, *step, cached, cached_too, x, out);                                               \
   }
-FOR_BOTH(LAYER)
+FOR_BOTH(LAYER_NORM)
 
 void route_experts(long tokens, long E, long K, const float* logits, const float* bias, int normalize, float scale,
                    float* score, int64_t* expert, float* weight) {

@@ -9,19 +9,17 @@
 #include "experts.h"
 #include "index_topk.h"
 
-// Dimensions and packed weights of a layer. Fields in the order of `LayerWeights` in Python. A count
+// Dimensions and packed weights, of type W, of a layer. Fields in the order of `LayerWeights` in Python. A count
 // of 0: the layer has none of it.
-template <class T> struct LayerWeights {
+template <class T, class W> struct LayerWeights {
   long hidden, heads, nope, rope, value, q_rank, kv_rank, index_heads, index_dim, topk;
   long inner, experts, active, expert_inner, interleaved, index_interleaved, normalize, kv_heads, head_dim, window;
   float eps, q_eps, kv_eps, index_eps, scale, index_scale, router_scale;
-  const T *attention_norm, *q_a, *q_norm, *q_b, *kv_a, *kv_norm, *key_up, *value_up, *o;
-  const T *index_query, *index_key, *index_norm, *index_bias;
-  const float* index_weights;
-  const T *qkv, *qkv_bias, *o_bias;
-  const T *mlp_norm, *gate_up, *down;
-  const float *router, *router_bias;
-  const T *expert_gate_up, *expert_down;
+  const T *attention_norm, *q_norm, *kv_norm, *index_norm, *index_bias, *qkv_bias, *o_bias, *mlp_norm;
+  const T *key_up, *value_up;
+  const float *index_weights, *router, *router_bias;
+  const W *q_a, *q_b, *kv_a, *o, *index_query, *index_key, *qkv;
+  const W *gate_up, *down, *expert_gate_up, *expert_down;
 };
 
 // What all layers of a step share: the sequences, the slots of the new tokens, angles and selected keys.
@@ -52,17 +50,17 @@ template <class T> inline void add(long M, long D, const T* x, const T* y, T* ou
 }
 
 // Of each token: its KV entry and index key to the cache, and its absorbed query [H, C]. Selects keys.
-template <class T>
-T* layer_queries(const LayerWeights<T>& w, const LayerStep& s, const T* x, T* entries, T* index_keys) {
+template <class T, class W>
+T* layer_queries(const LayerWeights<T, W>& w, const LayerStep& s, const T* x, T* entries, T* index_keys) {
   long M = s.tokens, D = w.hidden, Q = w.q_rank, L = w.kv_rank, R = w.rope, C = L + R, I = w.index_dim, P = R / 2;
   long N = w.nope, head = N + R, index_width = w.index_heads * I;
   T *latent = scratch<T, 0>(M * Q), *row = scratch<T, 1>(M * C), *index_key = scratch<T, 2>(M * I);
   T *query = scratch<T, 3>(M * w.heads * head), *absorbed = scratch<T, 4>(M * w.heads * C);
   T* index_query = scratch<T, 5>(M * index_width);
   bool scores = w.index_heads && s.selected;
-  linear<T, T>(M, Q, D, x, D, w.q_a, nullptr, latent, Q);
-  linear<T, T>(M, C, D, x, D, w.kv_a, nullptr, row, C);
-  if (w.index_heads) linear<T, T>(M, I, D, x, D, w.index_key, nullptr, index_key, I);
+  linear(M, Q, D, x, D, w.q_a, NO_BIAS<T>, latent, Q);
+  linear(M, C, D, x, D, w.kv_a, NO_BIAS<T>, row, C);
+  if (w.index_heads) linear(M, I, D, x, D, w.index_key, NO_BIAS<T>, index_key, I);
   for_rows(M, Q + C + I, [&](long m) {
     const float *cos = s.cos + m * P, *sin = s.sin + m * P;
     rms_norm_row(Q, latent + m * Q, w.q_norm, w.q_eps, latent + m * Q);
@@ -75,9 +73,9 @@ T* layer_queries(const LayerWeights<T>& w, const LayerStep& s, const T* x, T* en
     layer_norm_row(I, index_key + m * I, w.index_norm, w.index_bias, w.index_eps, key);
     rotate(key, cos, sin, P, w.index_interleaved);
   });
-  linear<T, T>(M, w.heads * head, Q, latent, Q, w.q_b, nullptr, query, w.heads * head);
-  linear_stack<T>(w.heads, M, L, N, query, w.heads * head, head, w.key_up, absorbed, w.heads * C, C);
-  if (scores) linear<T, T>(M, index_width, Q, latent, Q, w.index_query, nullptr, index_query, index_width);
+  linear(M, w.heads * head, Q, latent, Q, w.q_b, NO_BIAS<T>, query, w.heads * head);
+  linear_stack(w.heads, M, L, N, query, w.heads * head, head, w.key_up, absorbed, w.heads * C, C);
+  if (scores) linear(M, index_width, Q, latent, Q, w.index_query, NO_BIAS<T>, index_query, index_width);
   for_rows(M, w.heads * R + index_width, [&](long m) {
     const float *cos = s.cos + m * P, *sin = s.sin + m * P;
     for (long h = m * w.heads; h < (m + 1) * w.heads; h++) {
@@ -98,7 +96,7 @@ T* layer_queries(const LayerWeights<T>& w, const LayerStep& s, const T* x, T* en
 }
 
 // Attention in latent space [T, H, L] to the selected keys, or to all.
-template <class T> T* layer_attention(const LayerWeights<T>& w, const LayerStep& s, const T* absorbed, const T* entries) {
+template <class T, class W> T* layer_attention(const LayerWeights<T, W>& w, const LayerStep& s, const T* absorbed, const T* entries) {
   long M = s.tokens, C = w.kv_rank + w.rope, K = w.topk;
   T* out = scratch<T, 0>(M * w.heads * w.kv_rank);
   Sequences of{s.sequences, s.query, s.queries, s.keys, s.page, s.pages, s.page_size};
@@ -121,30 +119,30 @@ template <class T> T* layer_attention(const LayerWeights<T>& w, const LayerStep&
 }
 
 // Grouped-query attention [T, D]: rotated keys and values go to the cache first.
-template <class T> void gqa(const LayerWeights<T>& w, const LayerStep& s, const T* x, T* keys, T* values, T* out) {
+template <class T, class W> void gqa(const LayerWeights<T, W>& w, const LayerStep& s, const T* x, T* keys, T* values, T* out) {
   long M = s.tokens, D = w.hidden, H = w.heads, G = w.kv_heads, dim = w.head_dim, width = (H + 2 * G) * dim;
   T *qkv = scratch<T, 0>(M * width), *query = scratch<T, 1>(M * H * dim), *found = scratch<T, 2>(M * H * dim);
-  linear<T, T>(M, width, D, x, D, w.qkv, w.qkv_bias, qkv, width);
+  linear(M, width, D, x, D, w.qkv, w.qkv_bias, qkv, width);
   rope_and_cache<T>(M, H, G, dim, qkv, s.cos, s.sin, dim / 2, w.interleaved, s.slot, query, keys, values);
   Sequences of{s.sequences, s.query, s.queries, s.keys, s.page, s.pages, s.page_size};
   Attention<T>(of, {nullptr, 0, nullptr}, {H, G, dim, dim, w.scale, w.window}, query, H * dim, {keys, G * dim, dim},
                {values, G * dim, dim}, found)
       .run();
-  linear<T, T>(M, D, H * dim, found, H * dim, w.o, w.o_bias, out, D);
+  linear(M, D, H * dim, found, H * dim, w.o, w.o_bias, out, D);
 }
 
 // Latent attention [T, D].
-template <class T> void mla(const LayerWeights<T>& w, const LayerStep& s, const T* x, T* entries, T* index_keys, T* out) {
+template <class T, class W> void mla(const LayerWeights<T, W>& w, const LayerStep& s, const T* x, T* entries, T* index_keys, T* out) {
   long M = s.tokens, D = w.hidden, L = w.kv_rank, V = w.value;
   const T* absorbed = layer_queries(w, s, x, entries, index_keys);
   const T* found = layer_attention(w, s, absorbed, entries);
   T* values = scratch<T, 3>(M * w.heads * V);
-  linear_stack<T>(w.heads, M, V, L, found, w.heads * L, L, w.value_up, values, w.heads * V, V);
-  linear<T, T>(M, D, w.heads * V, values, w.heads * V, w.o, nullptr, out, D);
+  linear_stack(w.heads, M, V, L, found, w.heads * L, L, w.value_up, values, w.heads * V, V);
+  linear(M, D, w.heads * V, values, w.heads * V, w.o, NO_BIAS<T>, out, D);
 }
 
 // MLP or mixture of experts with its shared experts; out is not x.
-template <class T> void layer_mlp(const LayerWeights<T>& w, long M, const T* x, T* out) {
+template <class T, class W> void layer_mlp(const LayerWeights<T, W>& w, long M, const T* x, T* out) {
   long D = w.hidden, E = w.experts, K = w.active;
   T *inner = scratch<T, 1>(M * w.inner), *shared = out;
   if (E) {
@@ -152,17 +150,17 @@ template <class T> void layer_mlp(const LayerWeights<T>& w, long M, const T* x, 
     int64_t* expert = scratch<int64_t, 0>(M * K);
     linear_fp32<T>(M, E, D, x, D, w.router, logits);
     route(M, E, K, logits, w.router_bias, w.normalize, w.router_scale, score, expert, weight);
-    experts<T>(M, D, w.expert_inner, E, K, x, D, expert, weight, w.expert_gate_up, w.expert_down, out);
+    experts(M, D, w.expert_inner, E, K, x, D, expert, weight, w.expert_gate_up, w.expert_down, out);
     shared = scratch<T, 2>(M * D);
   }
   if (!w.inner) return;
-  gate_up<T>(M, w.inner, D, x, D, w.gate_up, inner, w.inner);
-  linear<T, T>(M, D, w.inner, inner, w.inner, w.down, nullptr, shared, D);
+  gate_up(M, w.inner, D, x, D, w.gate_up, inner, w.inner);
+  linear(M, D, w.inner, inner, w.inner, w.down, NO_BIAS<T>, shared, D);
   if (E) add(M, D, out, shared, out);
 }
 
 // `cached` and `cached_too` are KV entries and index keys, or keys and values.
-template <class T> void decoder_layer(const LayerWeights<T>& w, const LayerStep& s, T* cached, T* cached_too, const T* x, T* out) {
+template <class T, class W> void decoder_layer(const LayerWeights<T, W>& w, const LayerStep& s, T* cached, T* cached_too, const T* x, T* out) {
   long M = s.tokens, D = w.hidden;
   T *normed = scratch<T, 6>(M * D), *y = scratch<T, 7>(M * D);
   rms_norm<T>(M, D, x, D, w.attention_norm, w.eps, normed, D);

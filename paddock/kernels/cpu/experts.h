@@ -16,9 +16,9 @@ struct ByExpert {
 };
 
 // y[t] = sum_k weight[t, k] * down[e] (silu(gate[e] x[t]) * up[e] x[t]),  e = expert[t, k]
-template <class T>
+template <class T, class W>
 void experts(long tokens, long D, long F, long E, long K, const T* x, long ldx, const int64_t* expert,
-             const float* weight, const T* gate_up, const T* down, T* out) {
+             const float* weight, const W* gate_up, const W* down, T* out) {
   long R = tokens * K, inner_panels = (F + PANEL - 1) / PANEL, out_panels = (D + PANEL - 1) / PANEL;
   ByExpert order(E, R, expert);
   std::vector<long> used;
@@ -36,16 +36,16 @@ void experts(long tokens, long D, long F, long E, long K, const T* x, long ldx, 
   auto for_tiles = [&](long panels, long inputs, double work, auto tile) {
     parallel((long)used.size() * panels, work, [&](long task) {
       long e = used[task / panels], first = order.start[e];
-      by_tiles<T>(order.start[e + 1] - first, inputs, [&](long m, long rows) { tile(e, task % panels, first + m, rows, m == 0); });
+      by_tiles<W>(order.start[e + 1] - first, inputs, [&](long m, long rows) { tile(e, task % panels, first + m, rows, m == 0); });
     });
   };
   for_tiles(inner_panels, D, 2 * work, [&](long e, long p, long row, long rows, bool cold) {
-    const T* both = gate_up + (e * inner_panels + p) * 2 * D * PANEL;
+    const W* both = gate_up + (e * inner_panels + p) * 2 * panel_size<W>(D);
     gate_up_panel(gathered.data() + row * D, D, rows, both, D, inner.data() + row * F + p * PANEL, F, F - p * PANEL, cold);
   });
   for_tiles(out_panels, F, work, [&](long e, long p, long row, long rows, bool cold) {
     float sums[MAX_TILE * PANEL];
-    panel_sums(inner.data() + row * F, F, rows, down + (e * out_panels + p) * F * PANEL, F, sums, cold);
+    panel_sums(inner.data() + row * F, F, rows, down + (e * out_panels + p) * panel_size<W>(F), F, sums, cold);
     for_outputs(rows, D - p * PANEL, [&](long r, long v, int some) {
       store_some(answer.data() + (row + r) * D + p * PANEL + v, load(sums + r * PANEL + v), some);
     });

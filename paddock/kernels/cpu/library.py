@@ -46,19 +46,25 @@ ENTRY_POINTS = {
     "attention": (*_SEQUENCES, _P, _L, _P, *[_L] * 4, _F, _L, _P, _L, *[_P, _L, _L] * 2, _P),
 }
 SUFFIXES = {torch.float32: "_f32", torch.bfloat16: "_bf16"}
+# Entry points that also take 8-bit weights.
+WEIGHTED = ("linear", "linear_to_f32", "gate_up", "experts", "decoder_layer")
 
 
 class Library:
-    """The loaded kernels: `library[name, dtype]` is a function."""
+    """The loaded kernels: `library[name, dtype, dtype of packed weights]` is a function."""
 
     def __init__(self, file: Path) -> None:
         loaded = ctypes.CDLL(str(file))
         self._functions = {}
         for name, types in ENTRY_POINTS.items():
             for dtype, suffix in SUFFIXES.items():
-                function = getattr(loaded, name + suffix)
-                function.argtypes, function.restype = types, None
-                self._functions[name, dtype] = function
+                variants = {dtype: suffix}
+                if name in WEIGHTED:
+                    variants[torch.int8] = f"{suffix}_int8"
+                for weight_dtype, ending in variants.items():
+                    function = getattr(loaded, name + ending)
+                    function.argtypes, function.restype = types, None
+                    self._functions[name, dtype, weight_dtype] = function
 
         self.set_threads = loaded.set_threads
         self.set_threads(torch.get_num_threads())
@@ -66,7 +72,7 @@ class Library:
         self.route_experts.argtypes = (_L, _L, _L, _P, _P, _I, _F, _P, _P, _P)
         self.route_experts.restype = None
 
-    def __getitem__(self, key: tuple[str, torch.dtype]) -> Callable[..., None]:
+    def __getitem__(self, key: tuple[str, torch.dtype, torch.dtype]) -> Callable[..., None]:
         return self._functions[key]
 
 

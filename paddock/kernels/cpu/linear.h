@@ -4,6 +4,9 @@
 // bfloat16 two neighbouring inputs lie together, [K / 2][64][2], as vdpbf16ps takes them. A tile
 // holds a few rows and one panel in registers and adds over the inputs in ascending order. So a
 // row's result does not depend on how many rows there are.
+//
+// 8-bit weights: a panel is 64 scales in float32, then [K / 2][64][2] integers. They are widened in
+// registers, exactly, and a sum is multiplied by its output's scale.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -73,6 +76,54 @@ inline void multiply(const bf16* x, long ldx, const bf16* w, long ldw, long K, v
   }
 }
 
+// Eight bits of weights for 16 outputs, two inputs of each side by side.
+inline void widen(const int8* w, vec& even, vec& odd) {
+#if defined(__AVX512F__)
+  __m512i both = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)w));
+  even = (vec)_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 24), 24));
+  odd = (vec)_mm512_cvtepi32_ps(_mm512_srai_epi32(both, 8));
+#else
+  for (int i = 0; i < LANES; i++) even[i] = w[2 * i].value, odd[i] = w[2 * i + 1].value;
+#endif
+}
+
+template <int R, bool COLD = false, class T>
+inline void multiply(const T* x, long ldx, const int8* w, long ldw, long K, vec (&acc)[R][COLUMNS]) {
+  for (long k = 0; k < K; k += 2, w += 2 * ldw) {
+    if (COLD && COLUMNS > 1) prefetch_line<R, COLD>(w), prefetch_line<R, COLD>(w + 64);
+#if defined(__AVX512BF16__)
+    if constexpr (sizeof(T) == 2) {  // an 8-bit integer is exact in bfloat16
+      __m512bh b[COLUMNS];
+#pragma GCC unroll 4
+      for (int v = 0; v < COLUMNS; v++) {
+        const __m128i* from = (const __m128i*)(w + 2 * v * LANES);
+        __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from)));
+        __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from + 1)));
+        b[v] = _mm512_cvtne2ps_pbh(high, low);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        int32_t pair;
+        memcpy(&pair, x + r * ldx + k, 4);
+        __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+        for (int v = 0; v < COLUMNS; v++) acc[r][v] = (vec)_mm512_dpbf16_ps((__m512)acc[r][v], a, b[v]);
+      }
+      continue;
+    }
+#endif
+    vec even[COLUMNS], odd[COLUMNS];
+#pragma GCC unroll 4
+    for (int v = 0; v < COLUMNS; v++) widen(w + 2 * v * LANES, even[v], odd[v]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      vec first = splat(widen(x[r * ldx + k])), second = splat(widen(x[r * ldx + k + 1]));
+#pragma GCC unroll 4
+      for (int v = 0; v < COLUMNS; v++) acc[r][v] += first * even[v], acc[r][v] += second * odd[v];
+    }
+  }
+}
+
 // Calls tile<R> for M rows: as many whole tiles as there are, then the rest.
 template <class F> inline void by_rows(long M, F tile) {
   long m = 0;
@@ -87,41 +138,50 @@ template <class F> inline void by_rows(long M, F tile) {
 }
 
 // Inputs that lie side by side in a panel.
-template <class T> constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
+template <class W> constexpr int PAIR = sizeof(W) == 4 ? 1 : 2;
+
+// Of a panel, in elements: its scales, and all of it.
+template <class W> constexpr long SCALES = sizeof(W) == 1 ? PANEL * sizeof(float) : 0;
+template <class W> inline long panel_size(long K) { return SCALES<W> + K * PANEL; }
 
 constexpr long ROW_BLOCK = 192;  // rows of a task
 constexpr long MAX_TILE = 32;
 
 // Rows of a tile of products; it divides ROW_BLOCK.
-template <class T> inline long tile_rows(long K) {
+template <class W> inline long tile_rows(long K) {
 #if defined(__AMX_BF16__)
-  if (sizeof(T) == 2 && K % AMX_INPUTS == 0 && amx_allowed()) return AMX_ROWS;
+  if (sizeof(W) == 2 && K % AMX_INPUTS == 0 && amx_allowed()) return AMX_ROWS;
 #endif
   return 4 * ROWS;
 }
 
 // sums[r][n] = x[r] . w[n] for at most tile_rows(K) rows and the 64 outputs of a panel, which is
 // `cold` if no tile before has read it
-template <class T>
-inline void panel_sums(const T* x, long ldx, long rows, const T* panel, long K, float* sums, bool cold) {
+template <class T, class W>
+inline void panel_sums(const T* x, long ldx, long rows, const W* panel, long K, float* sums, bool cold) {
 #if defined(__AMX_BF16__)
-  if constexpr (sizeof(T) == 2)
-    if (tile_rows<T>(K) == AMX_ROWS) return amx_sums(x, ldx, rows, panel, K, sums, cold);
+  if constexpr (sizeof(W) == 2)
+    if (tile_rows<W>(K) == AMX_ROWS) return amx_sums(x, ldx, rows, panel, K, sums, cold);
 #endif
+  const float* scale = (const float*)panel;
   for (int c = 0; c < PANEL / LANES; c += COLUMNS)
     by_rows(rows, [&](auto R, long r) {
       vec acc[R][COLUMNS] = {};
-      const T *row = x + r * ldx, *w = panel + c * LANES * PAIR<T>;
+      const T* row = x + r * ldx;
+      const W* w = panel + SCALES<W> + c * LANES * PAIR<W>;
       if (cold && r == 0) multiply<R, true>(row, ldx, w, PANEL, K, acc);
       else multiply<R>(row, ldx, w, PANEL, K, acc);
       for (int i = 0; i < R; i++)
-        for (int v = 0; v < COLUMNS; v++) store(sums + (r + i) * PANEL + (c + v) * LANES, acc[i][v]);
+        for (int v = 0; v < COLUMNS; v++) {
+          if (SCALES<W>) acc[i][v] *= load(scale + (c + v) * LANES);
+          store(sums + (r + i) * PANEL + (c + v) * LANES, acc[i][v]);
+        }
     });
 }
 
 // Calls tile(m, rows) for M rows, in tiles.
-template <class T, class F> inline void by_tiles(long M, long K, F tile) {
-  for (long m = 0, step = tile_rows<T>(K); m < M; m += step) tile(m, std::min(step, M - m));
+template <class W, class F> inline void by_tiles(long M, long K, F tile) {
+  for (long m = 0, step = tile_rows<W>(K); m < M; m += step) tile(m, std::min(step, M - m));
 }
 
 // Calls out(r, v, some) for the outputs of a panel that exist: `some` of them from sums[r][v] on.
@@ -134,25 +194,27 @@ template <class F> inline void for_outputs(long rows, long outputs, F out) {
 // Calls tile(m, rows, n, cold) for the tiles of M rows and N outputs, on several threads; an output
 // reads `inputs` weights. With AMX the rows of a tile stay in the fastest cache while panels pass by;
 // without it a panel stays.
-template <class T, class F> inline void for_panels(long M, long N, long K, long inputs, F tile) {
+template <class W, class F> inline void for_panels(long M, long N, long K, long inputs, F tile) {
   constexpr long GROUP_BYTES = 1 << 19, TASKS = 8;
   long panels = (N + PANEL - 1) / PANEL, blocks = (M + ROW_BLOCK - 1) / ROW_BLOCK, group = 1;
-  if (tile_rows<T>(K) == MAX_TILE)
-    group = std::max(1L, std::min(GROUP_BYTES / (inputs * PANEL * (long)sizeof(T)), panels * blocks / TASKS));
+  if (tile_rows<W>(K) == MAX_TILE)
+    group = std::max(1L, std::min(GROUP_BYTES / (inputs * PANEL * (long)sizeof(W)), panels * blocks / TASKS));
   long groups = (panels + group - 1) / group;
   parallel(groups * blocks, (double)M * N * inputs, [&](long task) {
     long first = task / blocks * group, last = std::min(panels, first + group), m0 = task % blocks * ROW_BLOCK;
-    by_tiles<T>(std::min(ROW_BLOCK, M - m0), K, [&](long m, long rows) {
+    by_tiles<W>(std::min(ROW_BLOCK, M - m0), K, [&](long m, long rows) {
       for (long p = first; p < last; p++) tile(m0 + m, rows, p * PANEL, m == 0);
     });
   });
 }
 
-template <class T, class O>
-void linear(long M, long N, long K, const T* x, long ldx, const T* w, const T* bias, O* out, long ldo) {
-  for_panels<T>(M, N, K, K, [&](long m, long rows, long n, bool cold) {
+template <class T> constexpr const T* NO_BIAS = nullptr;
+
+template <class T, class O, class W>
+void linear(long M, long N, long K, const T* x, long ldx, const W* w, const T* bias, O* out, long ldo) {
+  for_panels<W>(M, N, K, K, [&](long m, long rows, long n, bool cold) {
     float sums[MAX_TILE * PANEL];
-    panel_sums(x + m * ldx, ldx, rows, w + n * K, K, sums, cold);
+    panel_sums(x + m * ldx, ldx, rows, w + n / PANEL * panel_size<W>(K), K, sums, cold);
     for_outputs(rows, N - n, [&](long r, long v, int some) {
       vec y = load(sums + r * PANEL + v);
       if (bias) y += load_some(bias + n + v, some);
@@ -169,7 +231,7 @@ void linear_stack(long H, long M, long N, long K, const T* x, long ldx, long x_h
     long h = task / panels, n = task % panels * PANEL;
     by_tiles<T>(M, K, [&](long m, long rows) {
       float sums[MAX_TILE * PANEL];
-      panel_sums(x + m * ldx + h * x_head, ldx, rows, w + task * K * PANEL, K, sums, m == 0);
+      panel_sums(x + m * ldx + h * x_head, ldx, rows, w + task * panel_size<T>(K), K, sums, m == 0);
       for_outputs(rows, N - n, [&](long r, long v, int some) {
         store_some(out + (m + r) * ldo + h * out_head + n + v, load(sums + r * PANEL + v), some);
       });
@@ -178,20 +240,21 @@ void linear_stack(long H, long M, long N, long K, const T* x, long ldx, long x_h
 }
 
 // silu(gate x) * up x for the rows of a tile and one panel of each; `outputs` exist from out on
-template <class T>
-inline void gate_up_panel(const T* x, long ldx, long rows, const T* both, long K, T* out, long ldo, long outputs, bool cold) {
+template <class T, class W>
+inline void gate_up_panel(const T* x, long ldx, long rows, const W* both, long K, T* out, long ldo, long outputs, bool cold) {
   float gate[MAX_TILE * PANEL], up[MAX_TILE * PANEL];
   panel_sums(x, ldx, rows, both, K, gate, cold);
-  panel_sums(x, ldx, rows, both + K * PANEL, K, up, cold);
+  panel_sums(x, ldx, rows, both + panel_size<W>(K), K, up, cold);
   for_outputs(rows, outputs, [&](long r, long v, int some) {
     store_some(out + r * ldo + v, silu(load(gate + r * PANEL + v)) * load(up + r * PANEL + v), some);
   });
 }
 
 // silu(gate x) * up x: panels of `gate` and `up` alternate.
-template <class T> void gate_up(long M, long F, long K, const T* x, long ldx, const T* w, T* out, long ldo) {
-  for_panels<T>(M, F, K, 2 * K, [&](long m, long rows, long n, bool cold) {
-    gate_up_panel(x + m * ldx, ldx, rows, w + 2 * n * K, K, out + m * ldo + n, ldo, F - n, cold);
+template <class T, class W>
+void gate_up(long M, long F, long K, const T* x, long ldx, const W* w, T* out, long ldo) {
+  for_panels<W>(M, F, K, 2 * K, [&](long m, long rows, long n, bool cold) {
+    gate_up_panel(x + m * ldx, ldx, rows, w + 2 * n / PANEL * panel_size<W>(K), K, out + m * ldo + n, ldo, F - n, cold);
   });
 }
 

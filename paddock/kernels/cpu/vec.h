@@ -14,6 +14,7 @@ typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(32), aligned(2), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(64), aligned(4), may_alias));
 struct bf16 { uint16_t bits; };
+struct int8 { int8_t value; };
 
 constexpr int LANES = 16;
 

@@ -33,13 +33,15 @@ SIZES = (
     *("interleaved", "index_interleaved", "normalize", "kv_heads", "head_dim", "window"),
 )
 SCALARS = ("eps", "q_eps", "kv_eps", "index_eps", "scale", "index_scale", "router_scale")
-TENSORS = (
-    *("attention_norm", "q_a", "q_norm", "q_b", "kv_a", "kv_norm", "key_up", "value_up", "o"),
-    *("index_query", "index_key", "index_norm", "index_bias", "index_weights"),
-    *("qkv", "qkv_bias", "o_bias"),
-    *("mlp_norm", "gate_up", "down", "router", "router_bias", "expert_gate_up", "expert_down"),
+PLAIN = (
+    *("attention_norm", "q_norm", "kv_norm", "index_norm", "index_bias"),
+    *("qkv_bias", "o_bias", "mlp_norm", "key_up", "value_up"),
 )
 FP32 = ("index_weights", "router", "router_bias")
+PACKED = (
+    *("q_a", "q_b", "kv_a", "o", "index_query", "index_key", "qkv"),
+    *("gate_up", "down", "expert_gate_up", "expert_down"),
+)
 
 
 class _Weights(ctypes.Structure):
@@ -48,7 +50,7 @@ class _Weights(ctypes.Structure):
     _fields_ = (
         *((name, c_long) for name in SIZES),
         *((name, c_float) for name in SCALARS),
-        *((name, c_void_p) for name in TENSORS),
+        *((name, c_void_p) for name in (*PLAIN, *FP32, *PACKED)),
     )
 
 
@@ -72,15 +74,20 @@ class LayerWeights:
         self._tensors = dict(tensors)
         self._struct = _Weights(**sizes)
         self._addresses: list[int] = []
-        self.dtype = self._tensors["o"].dtype
+        self.dtype, self.packed_dtype = self._tensors["mlp_norm"].dtype, self._tensors["o"].dtype
         self.topk = int(sizes.get("topk", 0))
 
     @property
     def is_supported(self) -> bool:
-        """Rankings in float32, everything else in one dtype, in order in memory."""
-        return all(
-            x.dtype == (torch.float32 if name in FP32 else self.dtype) and x.is_contiguous()
-            for name, x in self._tensors.items()
+        """Rankings in float32, everything else in one dtype, but for 8-bit weights, and in order
+        in memory."""
+        expected = {
+            **dict.fromkeys(PLAIN, self.dtype),
+            **dict.fromkeys(FP32, torch.float32),
+            **dict.fromkeys(PACKED, self.packed_dtype),
+        }
+        return self.packed_dtype in (self.dtype, torch.int8) and all(
+            x.dtype == expected[name] and x.is_contiguous() for name, x in self._tensors.items()
         )
 
     @property
@@ -135,7 +142,7 @@ def run(
     """`step` is the address of a step's struct."""
     out_TD = torch.empty_like(x_TD)
     first, second = caches
-    cpu.function("decoder_layer", x_TD.dtype)(
+    cpu.function("decoder_layer", x_TD.dtype, weights.packed_dtype)(
         *(weights.address, step, first.data_ptr()),
         None if second is None else second.data_ptr(),
         *(x_TD.data_ptr(), out_TD.data_ptr()),
