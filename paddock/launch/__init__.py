@@ -16,6 +16,7 @@ errors.py              UserError
 estimate.py            cost of a stage, time of a pipeline
 evaluate.py            a model in environments
 event_loop.py          an event loop and a process that end in time
+gateway.py             sessions of agents over a model
 inspect_network.py     index selections and expert loads on one text
 pipeline.py            settings and state of a pipeline
 pipeline_run.py        a pipeline, stage after stage
@@ -34,17 +35,18 @@ units.py               counts and sizes as text
 """
 
 from paddock.launch import (
+    convert,
     describe,
     dry_run,
     engines,
     estimate,
     event_loop,
+    gateway,
     rejection_sampling,
     settings,
     token_text,
     units,
 )
-from paddock.launch.convert import check_model, convert_model
 from paddock.launch.distill import distill
 from paddock.launch.errors import UserError
 from paddock.launch.evaluate import evaluate
@@ -72,8 +74,7 @@ __all__ = [
     "ServerInfo",
     "Tracker",
     "UserError",
-    "check_model",
-    "convert_model",
+    "convert",
     "describe",
     "distill",
     "dry_run",
@@ -81,6 +82,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "event_loop",
+    "gateway",
     "inspect_run",
     "open_pipeline",
     "open_server",

@@ -29,7 +29,7 @@ watchdog.py            detects a blocked event loop
 worker.py              runs one rollout: environment, session, client
 """
 
-from paddock.rollout import sglang_client
+from paddock.rollout import gateway, sglang_client
 from paddock.rollout.batch_composer import BatchIncomplete
 from paddock.rollout.client import (
     EngineUnavailableError,
@@ -41,7 +41,6 @@ from paddock.rollout.concurrency import AdaptiveConcurrencyLimit, EngineLoad
 from paddock.rollout.context_management import ContextSettings
 from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 from paddock.rollout.executor import LongRunningRollout
-from paddock.rollout.gateway import build_gateway
 from paddock.rollout.group import RolloutFn, RolloutGroup, TaskSpec
 from paddock.rollout.in_flight import CANCEL_GRACE_S, failed_trajectory
 from paddock.rollout.orchestrator import LogEvent, Orchestrator
@@ -81,7 +80,7 @@ __all__ = [
     "RunAbortedError",
     "TaskSettings",
     "TaskSpec",
-    "build_gateway",
     "failed_trajectory",
+    "gateway",
     "sglang_client",
 ]

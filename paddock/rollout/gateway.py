@@ -1,13 +1,14 @@
 """HTTP gateway: token-in-token-out sessions for agents that only exchange text.
 
-An agent uses `/sessions/ID` as its base URL (`/sessions/ID/v1` for OpenAI clients) and the OpenAI
-Chat Completions, OpenAI Responses or Anthropic Messages API, streaming or not. The same
-conversation yields the same tokens in every API.
+An agent uses the OpenAI Chat Completions, OpenAI Responses or Anthropic Messages API, streaming or
+not; the same conversation yields the same tokens in every API. Its base URL is the gateway's (with
+`/v1` for OpenAI clients), where its key says which session it means, or `/sessions/ID`.
 
 Access: opening a session returns the `api_key` that its agent sends with every request
-(`Authorization: Bearer` or `x-api-key`). With it the agent can take turns in its own session and
-read its state, nothing else. Sessions are opened, listed, exported and closed with the admin key,
-which agents must not have; without one, only the process of the gateway can do so.
+(`Authorization: Bearer` or `x-api-key`), and a `verdict_key`. With the first the agent can take
+turns in its own session and read its state, with the second a grader can post its verdict, nothing
+else. Sessions are opened, listed, exported and closed with the admin key, which agents must not
+have; without one, only the process of the gateway can do so.
 """
 
 import gc
@@ -34,7 +35,14 @@ from paddock.api import (
     parse_body,
     protocol_for_path,
 )
-from paddock.http import JsonRouter, PayloadStream, TrackedJSONResponse, error_response, has_api_key
+from paddock.http import (
+    JsonRouter,
+    PayloadStream,
+    TrackedJSONResponse,
+    api_key_from_headers,
+    error_response,
+    has_api_key,
+)
 from paddock.http import to_api_error as http_to_api_error
 from paddock.records import ApiError, json_codec
 from paddock.rollout.atif import to_atif
@@ -42,11 +50,13 @@ from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
 from paddock.rollout.gateway_requests import (
     ExportBody,
     SessionBody,
+    VerdictBody,
     parse_outcome,
     session_config,
 )
 from paddock.rollout.session_manager import (
     ClientConversation,
+    GatewaySettings,
     LiveSession,
     SessionConfig,
     SessionManager,
@@ -55,6 +65,8 @@ from paddock.rollout.session_manager import (
 )
 from paddock.text import ChatTemplateError
 from paddock.text import messages as text_messages
+
+__all__ = ["GatewaySettings", "LiveSession", "SessionConfig", "SessionManager", "build_gateway"]
 
 SESSION_PATH = "/sessions/{session}"
 _RequestT = TypeVar("_RequestT", bound=ChatRequest)
@@ -86,24 +98,19 @@ def build_gateway(
     admin.add_route(SESSION_PATH, gateway.close, methods=("DELETE",))
     admin.add_route(f"{SESSION_PATH}/export", gateway.export, body=ExportBody)
     replace(public, admit=access.either).add_route(SESSION_PATH, gateway.describe, methods=("GET",))
+    grader = replace(public, admit=access.grader)
+    grader.add_route(f"{SESSION_PATH}/verdict", gateway.score, body=VerdictBody)
     agent = replace(public, admit=access.agent)
-    agent.add_route(f"{SESSION_PATH}/v1/models", gateway.models, methods=("GET",))
-    agent.add_route(
-        f"{SESSION_PATH}/v1/chat/completions",
-        gateway.chat,
-        body=openai_chat_request.ChatCompletionBody,
-    )
-    agent.add_route(
-        f"{SESSION_PATH}/v1/responses", gateway.respond, body=openai_responses_request.ResponsesBody
-    )
-    agent.add_route(
-        f"{SESSION_PATH}/v1/messages", gateway.messages, body=anthropic_request.MessagesBody
-    )
-    agent.add_route(
-        f"{SESSION_PATH}/v1/messages/count_tokens",
-        gateway.count,
-        body=anthropic_request.CountTokensBody,
-    )
+    for at, body, handler in (
+        ("chat/completions", openai_chat_request.ChatCompletionBody, gateway.chat),
+        ("responses", openai_responses_request.ResponsesBody, gateway.respond),
+        ("messages", anthropic_request.MessagesBody, gateway.messages),
+        ("messages/count_tokens", anthropic_request.CountTokensBody, gateway.count),
+    ):
+        for base in ("/v1", f"{SESSION_PATH}/v1"):
+            agent.add_route(f"{base}/{at}", handler, body=body)
+    for base in ("/v1", f"{SESSION_PATH}/v1"):
+        agent.add_route(f"{base}/models", gateway.models, methods=("GET",))
     app.add_exception_handler(HTTPException, _http_error)
     return app
 
@@ -145,16 +152,28 @@ class _Access:
             raise ApiError("missing or invalid admin key", status=401, code="invalid_api_key")
 
     def agent(self, http: Request) -> None:
-        # The same error if the session does not exist: it reveals nothing about other sessions.
+        session, key = http.path_params.get("session"), api_key_from_headers(http.headers)
+        live = self.sessions.with_key(key)
+        if live is None or session not in (None, live.session.id):
+            raise _no_access(session)
+
+    def grader(self, http: Request) -> None:
         session = http.path_params["session"]
         live = self.sessions.get(session)
-        if live is None or not has_api_key(http.headers, live.api_key):
-            what = "missing or invalid API key, or the session is closed"
-            raise ApiError(f"session {session!r:.80}: {what}", status=401, code="invalid_api_key")
+        known = (self.admin_key, None if live is None else live.verdict_key)
+        if not any(has_api_key(http.headers, key) for key in known):
+            raise _no_access(session)
 
     def either(self, http: Request) -> None:
         if not has_api_key(http.headers, self.admin_key):
             self.agent(http)
+
+
+def _no_access(session: str | None) -> ApiError:
+    # The same error if the session does not exist: it reveals nothing about other sessions.
+    where = "" if session is None else f"session {session!r:.80}: "
+    what = "missing or invalid API key, or the session is closed"
+    return ApiError(f"{where}{what}", status=401, code="invalid_api_key")
 
 
 class _Gateway:
@@ -169,13 +188,16 @@ class _Gateway:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def health(self, _http: Request, _value: Any) -> Any:
+        if why := self.sessions.generate.unavailable_reason():
+            raise EngineUnavailableError(why)
         return {"status": "ok"}
 
     async def create(self, _http: Request, value: Any) -> Any:
         body = parse_body(SessionBody, value)
         live = self.sessions.open(body.id, session_config(body, self.rules))
         id = live.session.id
-        return {"id": id, "path": f"/sessions/{id}", "api_key": live.api_key}
+        keys = {"api_key": live.api_key, "verdict_key": live.verdict_key}
+        return {"id": id, "path": f"/sessions/{id}", **keys}
 
     async def list_sessions(self, _http: Request, _value: Any) -> Any:
         return {"sessions": [_summary(live) for live in self.sessions]}
@@ -189,8 +211,15 @@ class _Gateway:
         self.sessions.close(live)
         return summary
 
+    async def score(self, http: Request, value: Any) -> Any:
+        parse_body(VerdictBody, value)
+        live = await self._settled(http)
+        live.score(parse_outcome(value))
+        return _summary(live)
+
     async def export(self, http: Request, value: Any) -> Any:
-        body, session = parse_body(ExportBody, value), (await self._settled(http)).session
+        body, live = parse_body(ExportBody, value), await self._settled(http)
+        session = live.session
         if body.format == "atif":
             branches = list(session.tree.leaves())
             found = [to_atif(session, i, tokens=bool(body.tokens)) for i in range(len(branches))]
@@ -200,7 +229,7 @@ class _Gateway:
         every = session.trajectories(
             task_id=body.task_id or session.id,
             group_id=body.group_id or session.id,
-            outcome=parse_outcome(body.outcome),
+            outcome=live.outcome if body.outcome is None else parse_outcome(body.outcome),
         )
         return {
             "format": "trajectories",
@@ -208,7 +237,13 @@ class _Gateway:
         }
 
     def _live(self, http: Request) -> LiveSession:
-        return self.sessions[http.path_params["session"]]
+        """The session of the path, else that of the key."""
+        if "session" in http.path_params:
+            return self.sessions[http.path_params["session"]]
+        live = self.sessions.with_key(api_key_from_headers(http.headers))
+        if live is None:  # closed while the body was read
+            raise _no_access(None)
+        return live
 
     async def _settled(self, http: Request) -> LiveSession:
         """The session, after delivered turns were recorded."""
@@ -352,5 +387,6 @@ def _summary(live: LiveSession) -> dict[str, Any]:
         "sampled_tokens": tree.num_sampled_tokens,
         "bytes": tree.nbytes,
         "running": live.running,
+        "outcome": json_codec.encode(live.outcome),
         "forks": [node.fork_reason for node in tree.nodes if node.fork_reason],
     }
