@@ -4,6 +4,7 @@ Everything that a command does, as a function: it takes paths or resolved settin
 raises UserError for what the user must change, and prints nothing. Importing this package does not
 import torch.
 
+agent_process.py       an agent as a process per rollout
 calibration_texts.py   text that quantization is calibrated and evaluated with
 convert.py             checkpoints checked and converted
 describe.py            parameters, memory and FLOPs of a network
@@ -25,6 +26,7 @@ rejection_sampling.py  completions sampled, scored and kept for fine-tuning
 rl.py                  an RL run
 rollout_engines.py     engines and teachers of an RL run
 rollouts.py            batches of an RL run, live or replayed
+run_gateway.py         the gateway of an RL run
 serve.py               a model over HTTP
 settings.py            settings of a stage, its default run folder
 suites.py              evaluation suites

@@ -112,9 +112,8 @@ def open_session_file(out: Path) -> "Iterator[Callable[[rollout_gateway.LiveSess
 
 def session_lines(live: "rollout_gateway.LiveSession") -> Iterator[dict[str, Any]]:
     """The branches of a session, each as a dialogue with its reward and its trajectory."""
-    from paddock.data import message_to_json
     from paddock.records import Verdict, json_codec
-    from paddock.text import tool_to_openai
+    from paddock.text import message_to_openai, tool_to_openai
 
     session = live.session
     reward = live.outcome.reward if isinstance(live.outcome, Verdict) else None
@@ -126,7 +125,7 @@ def session_lines(live: "rollout_gateway.LiveSession") -> Iterator[dict[str, Any
         messages = [message for new, reply in turns for message in (*new, reply)]
         yield {
             "id": f"{session.id}/{trajectory.branch}",
-            "messages": [message_to_json(message) for message in messages],
+            "messages": [message_to_openai(message) for message in messages],
             "thinking": thinking,
             **({"tools": tools} if tools else {}),
             "source": "gateway",

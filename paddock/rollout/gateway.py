@@ -12,9 +12,9 @@ have; without one, only the process of the gateway can do so.
 """
 
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -39,14 +39,15 @@ from paddock.http import (
     JsonRouter,
     PayloadStream,
     TrackedJSONResponse,
-    api_key_from_headers,
     error_response,
-    has_api_key,
 )
 from paddock.http import to_api_error as http_to_api_error
 from paddock.records import ApiError, json_codec
+from paddock.rollout.agent_routes import AgentRoutes
+from paddock.rollout.agents import RolloutQueue
 from paddock.rollout.atif import to_atif
 from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
+from paddock.rollout.gateway_access import AGENT_BASES, SESSION_PATH, GatewayAccess
 from paddock.rollout.gateway_requests import (
     ExportBody,
     SessionBody,
@@ -68,16 +69,21 @@ from paddock.text import messages as text_messages
 
 __all__ = ["GatewaySettings", "LiveSession", "SessionConfig", "SessionManager", "build_gateway"]
 
-SESSION_PATH = "/sessions/{session}"
 _RequestT = TypeVar("_RequestT", bound=ChatRequest)
 _GC_THRESHOLD = 50_000  # objects, of some hundred turns
 
 
 def build_gateway(
-    sessions: SessionManager, rules: SessionConfig | None = None, *, admin_key: str | None = None
+    sessions: SessionManager,
+    rules: SessionConfig | None = None,
+    *,
+    admin_key: str | None = None,
+    worker_key: str | None = None,
+    queues: Mapping[str, RolloutQueue] | None = None,
 ) -> FastAPI:
     """The application. `rules` is the default configuration of sessions; without `admin_key`,
-    sessions can be opened and closed by this process only, not over HTTP."""
+    sessions can be opened and closed by this process only, not over HTTP. In a run, `queues` are
+    those of the tasks whose rollouts workers take with `worker_key`."""
     if admin_key == "":
         raise ValueError("admin_key must not be empty")
     app = FastAPI(
@@ -89,7 +95,8 @@ def build_gateway(
     )
     app.router.route_class = _PlainRoute
     app.state.sessions = sessions
-    gateway, access = _Gateway(sessions, rules or SessionConfig()), _Access(sessions, admin_key)
+    access = GatewayAccess(sessions, admin_key, worker_key)
+    gateway = _Gateway(sessions, rules or SessionConfig(), access)
     public = JsonRouter(app, protocol_for_path, sessions.settings.max_body_bytes, to_api_error)
     public.add_route("/health", gateway.health, methods=("GET",))
     admin = replace(public, admit=access.admin)
@@ -97,7 +104,9 @@ def build_gateway(
     admin.add_route("/sessions", gateway.list_sessions, methods=("GET",))
     admin.add_route(SESSION_PATH, gateway.close, methods=("DELETE",))
     admin.add_route(f"{SESSION_PATH}/export", gateway.export, body=ExportBody)
-    replace(public, admit=access.either).add_route(SESSION_PATH, gateway.describe, methods=("GET",))
+    replace(public, admit=access.agent_or_admin).add_route(
+        SESSION_PATH, gateway.describe, methods=("GET",)
+    )
     grader = replace(public, admit=access.grader)
     grader.add_route(f"{SESSION_PATH}/verdict", gateway.score, body=VerdictBody)
     agent = replace(public, admit=access.agent)
@@ -107,10 +116,12 @@ def build_gateway(
         ("messages", anthropic_request.MessagesBody, gateway.messages),
         ("messages/count_tokens", anthropic_request.CountTokensBody, gateway.count),
     ):
-        for base in ("/v1", f"{SESSION_PATH}/v1"):
-            agent.add_route(f"{base}/{at}", handler, body=body)
-    for base in ("/v1", f"{SESSION_PATH}/v1"):
-        agent.add_route(f"{base}/models", gateway.models, methods=("GET",))
+        for base in AGENT_BASES:
+            agent.add_route(f"{base}/v1/{at}", handler, body=body)
+    for base in AGENT_BASES:
+        agent.add_route(f"{base}/v1/models", gateway.models, methods=("GET",))
+    if queues is not None:
+        AgentRoutes(access, queues).add_to(app)
     app.add_exception_handler(HTTPException, _http_error)
     return app
 
@@ -137,48 +148,11 @@ async def _tune_gc(_app: FastAPI) -> AsyncIterator[None]:
         gc.unfreeze()
 
 
-@dataclass(frozen=True, slots=True)
-class _Access:
-    """API key checks. Each raises ApiError if the key is missing or invalid."""
-
-    sessions: SessionManager
-    admin_key: str | None
-
-    def admin(self, http: Request) -> None:
-        if self.admin_key is None:
-            what = "disabled: this gateway was started without an admin key"
-            raise ApiError(f"{http.url.path} is {what}", status=403)
-        if not has_api_key(http.headers, self.admin_key):
-            raise ApiError("missing or invalid admin key", status=401, code="invalid_api_key")
-
-    def agent(self, http: Request) -> None:
-        session, key = http.path_params.get("session"), api_key_from_headers(http.headers)
-        live = self.sessions.with_key(key)
-        if live is None or session not in (None, live.session.id):
-            raise _no_access(session)
-
-    def grader(self, http: Request) -> None:
-        session = http.path_params["session"]
-        live = self.sessions.get(session)
-        known = (self.admin_key, None if live is None else live.verdict_key)
-        if not any(has_api_key(http.headers, key) for key in known):
-            raise _no_access(session)
-
-    def either(self, http: Request) -> None:
-        if not has_api_key(http.headers, self.admin_key):
-            self.agent(http)
-
-
-def _no_access(session: str | None) -> ApiError:
-    # The same error if the session does not exist: it reveals nothing about other sessions.
-    where = "" if session is None else f"session {session!r:.80}: "
-    what = "missing or invalid API key, or the session is closed"
-    return ApiError(f"{where}{what}", status=401, code="invalid_api_key")
-
-
 class _Gateway:
-    def __init__(self, sessions: SessionManager, rules: SessionConfig) -> None:
-        self.sessions, self.rules = sessions, rules
+    def __init__(
+        self, sessions: SessionManager, rules: SessionConfig, access: GatewayAccess
+    ) -> None:
+        self.sessions, self.rules, self.access = sessions, rules, access
         decoder = TokenDecoder(sessions.renderer.tokenizer)
         # A client sends back what it received, so it must not receive incomplete tool calls.
         self.context = formatter.FormatterContext(
@@ -236,31 +210,22 @@ class _Gateway:
             "trajectories": [json_codec.encode(each) for each in every],
         }
 
-    def _live(self, http: Request) -> LiveSession:
-        """The session of the path, else that of the key."""
-        if "session" in http.path_params:
-            return self.sessions[http.path_params["session"]]
-        live = self.sessions.with_key(api_key_from_headers(http.headers))
-        if live is None:  # closed while the body was read
-            raise _no_access(None)
-        return live
-
     async def _settled(self, http: Request) -> LiveSession:
-        """The session, after delivered turns were recorded."""
-        live = self._live(http)
+        """The session of the path, after delivered turns were recorded."""
+        live = self.sessions[http.path_params["session"]]
         await live.wait_delivered(self.sessions.settings.delivery_timeout_s)
         return live
 
     # --- turns ------------------------------------------------------------------------------------
 
     async def models(self, http: Request, _value: Any) -> Any:
-        self._live(http)
+        self.access.session_of(http)
         name = self.sessions.settings.served_model_name
         return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "paddock"}]}
 
     # Plain functions: a coroutine would keep the conversation in memory while a turn waits.
     def chat(self, http: Request, value: Any) -> Awaitable[Any]:
-        live = self._live(http)
+        live = self.access.session_of(http)
         sent, value = _sent(live, value)
         request = openai_chat_request.parse_chat_request(
             parse_body(openai_chat_request.ChatCompletionBody, value),
@@ -278,7 +243,7 @@ class _Gateway:
         )
 
     def respond(self, http: Request, value: Any) -> Awaitable[Any]:
-        live = self._live(http)
+        live = self.access.session_of(http)
         thinking = ThinkingOptions(thinking=live.rules.thinking)
         request = openai_responses_request.parse_responses_request(
             parse_body(openai_responses_request.ResponsesBody, value),
@@ -292,7 +257,7 @@ class _Gateway:
         )
 
     def messages(self, http: Request, value: Any) -> Awaitable[Any]:
-        live = self._live(http)
+        live = self.access.session_of(http)
         thinking = ThinkingOptions(thinking=live.rules.thinking)
         request = anthropic_request.parse_messages_request(
             parse_body(anthropic_request.MessagesBody, value), live.rules.sampling_params, thinking
@@ -304,7 +269,7 @@ class _Gateway:
         )
 
     async def count(self, http: Request, value: Any) -> Any:
-        live = self._live(http)
+        live = self.access.session_of(http)
         request = anthropic_request.parse_count_tokens_request(
             parse_body(anthropic_request.CountTokensBody, value),
             ThinkingOptions(thinking=live.rules.thinking),
@@ -323,7 +288,8 @@ class _Gateway:
         sent: ClientConversation,
         make_formatter: Callable[[Any], formatter.ResponseFormatter],
     ) -> Any:
-        turn: TurnInProgress = await begin_turn(self.sessions, live, request, sent)
+        with live.remember_error():
+            turn: TurnInProgress = await begin_turn(self.sessions, live, request, sent)
         del sent
         turn.formatter = make_formatter(turn.prompt.prompt)
         if request.stream:

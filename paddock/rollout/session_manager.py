@@ -6,14 +6,15 @@ received it.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from secrets import token_urlsafe
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from paddock.api import ChatRequest, fit_to_context
 from paddock.api import formatter as api_formatter
@@ -34,12 +35,19 @@ from paddock.rollout.session import PRESERVED, Session, SessionHistory, TurnProm
 from paddock.text import Renderer, ThinkingKwargs
 from paddock.text import messages as text_messages
 
+if TYPE_CHECKING:
+    from paddock.rollout.agents import AgentPolicy
+
 NOT_SCORED = Failure(kind="grader", where="verdict", what="not scored yet")
 TOKENIZE_IN_THREAD_CHARS = 1 << 14  # longer texts are tokenized in a thread
 _ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
 
 
 class GatewaySettings(BaseSettings):
+    host: str = "127.0.0.1"  # of the gateway of a run, as all up to `admin_key`
+    port: NonNegativeInt = 0  # 0: any free one
+    url: str | None = None  # as agents reach it; None: by host and port
+    admin_key: str | None = None  # None: PADDOCK_ADMIN_KEY, else a new one
     served_model_name: str = "paddock"
     context_length: PositiveInt | None = None  # prompt and reply; None: the engine checks
     max_sessions: PositiveInt = 65536
@@ -99,6 +107,10 @@ class LiveSession:
         self.context = ContextManager(rules.context_management)
         self.api_key, self.verdict_key = token_urlsafe(32), token_urlsafe(32)
         self.outcome: Outcome = NOT_SCORED
+        self.scored = asyncio.Event()
+        self.agent: AgentPolicy | None = None  # in a run, whose rollout this is
+        self.used_at = time.monotonic()  # last request of its agent
+        self.error: Exception | None = None  # why its last turn failed
         self.turns_started = 0  # including running ones
         self.running = 0
         self._last_sent: tuple[Digest, SessionHistory] | None = (
@@ -111,6 +123,21 @@ class LiveSession:
         if self.outcome not in (NOT_SCORED, outcome):
             raise ApiError(f"session {self.session.id!r} has a verdict already", status=409)
         self.outcome = outcome
+        self.scored.set()
+
+    def touch(self) -> None:
+        """Its agent is alive."""
+        self.used_at = time.monotonic()
+
+    @contextmanager
+    def remember_error(self) -> Iterator[None]:
+        """A turn: keep why it failed, to tell later whose fault the end of its agent is."""
+        try:
+            yield
+        except Exception as error:
+            self.error = error
+            raise
+        self.error = None
 
     def parse_messages(self, raw: Sequence[Any]) -> ClientConversation:
         """The messages of a request body. Agents resend the conversation of the turn before; if its
@@ -225,7 +252,8 @@ class TurnInProgress:
         assert self.formatter is not None
         self.session.running += 1
         try:
-            self.output = await self.sessions.generate.generate(self.request)
+            with self.session.remember_error():
+                self.output = await self.sessions.generate.generate(self.request)
         finally:
             self.session.running -= 1
         return self.formatter.format_response(final_delta(self.output))
@@ -257,12 +285,14 @@ class TurnInProgress:
         self.session.session.record(self.prompt, self.output.completion, reply)
 
     async def _deltas(self) -> AsyncGenerator[OutputDelta, None]:
-        async with aclosing(self.sessions.generate.stream(self.request)) as deltas:
-            async for delta in deltas:
-                self.output = delta.output
-                if delta.output is not None:
-                    self._delivery = self.session.begin_delivery()
-                yield delta
+        generate = self.sessions.generate
+        with self.session.remember_error():
+            async with aclosing(generate.stream(self.request)) as deltas:
+                async for delta in deltas:
+                    self.output = delta.output
+                    if delta.output is not None:
+                        self._delivery = self.session.begin_delivery()
+                    yield delta
 
 
 async def begin_turn(
