@@ -5,10 +5,12 @@ import json
 import os
 import shlex
 import signal
+import sys
 import tempfile
 from asyncio import subprocess
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddock.launch.errors import UserError
@@ -60,7 +62,8 @@ class ProcessAgent:
 def agent_environment(endpoint: "agents.AgentEndpoint", task_file: str) -> dict[str, str]:
     """What stock clients read, and where the task is."""
     told = endpoint.as_json()
-    found = {
+    found = {  # commands find the programs of this environment first
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "OPENAI_BASE_URL": f"{endpoint.base_url}/v1",
         "OPENAI_API_KEY": told["api_key"],
         "ANTHROPIC_BASE_URL": endpoint.base_url,
