@@ -28,7 +28,6 @@ RELIED_ON = {
         "quantize",
         "rotate",
     ],
-    "rollout": ["build_gateway"],
     "text": ["find_prefix_change"],
 }
 

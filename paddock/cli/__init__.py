@@ -13,6 +13,7 @@ doctor.py       paddock doctor: what is installed and what is missing
 env.py          paddock env: list, show, try and check environments
 errors.py       errors for the user in one line
 eval.py         paddock eval: a model in environments
+gateway.py      paddock gateway: sessions for agents
 look.py         paddock look: a network traced on one text
 model.py        paddock model: describe, check and convert
 quantize.py     paddock quantize: integer weights

@@ -40,7 +40,7 @@ def check(
     stderr = Console(stderr=True)
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
         bar = progress.add_task("checking", total=None)
-        found = launch.check_model(
+        found = launch.convert.check_model(
             folder, lambda done, total: progress.update(bar, completed=done, total=total)
         )
     typer.echo(f"family   {found.family}")
@@ -72,7 +72,7 @@ def convert(
 ) -> None:
     """Write a model in the released layout, tokenizer included: complete, or not at all."""
     with Console(stderr=True).status(Text("")) as status:
-        made = launch.convert_model(
+        made = launch.convert.convert_model(
             source,
             target,
             dtype=dtype,

@@ -17,7 +17,7 @@ tokenizer.py      loading or training the tokenizer of a corpus
 """
 
 from paddock.data.dataloader import DataLoaderSettings, PackedBatch, PackedDataLoader, iterate_once
-from paddock.data.dialogue import dialogue_to_json, message_to_json
+from paddock.data.dialogue import dialogue_to_json
 from paddock.data.long_context import LongContextExample, LongContextSource
 from paddock.data.prepare.build import corpus_key, prepare_corpus
 from paddock.data.prepare.settings import CorpusSettings
@@ -49,7 +49,6 @@ __all__ = [
     "corpus_key",
     "dialogue_to_json",
     "iterate_once",
-    "message_to_json",
     "open_tokenizer",
     "prepare_corpus",
 ]

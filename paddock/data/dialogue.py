@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from paddock.data.sources import DECOMPRESSION_ERRORS, DataError, open_lines
 from paddock.records import Dialogue, LossMaskSpan, Message, ThinkingMode, json_codec
+from paddock.text import message_to_openai, parse_messages, tool_to_openai
 from paddock.text import messages as text_messages
-from paddock.text import parse_messages, tool_to_openai
 
 Format = Literal["openai", "sharegpt"]
 
@@ -105,7 +105,7 @@ def dialogue_to_json(dialogue: Dialogue) -> dict[str, Any]:
     for span in dialogue.untrained:
         marks.setdefault(span.message, []).append(span)
     found: dict[str, Any] = {
-        "messages": [message_to_json(m) for m in dialogue.messages],
+        "messages": [message_to_openai(m) for m in dialogue.messages],
         "thinking": dialogue.thinking,
         "weight": dialogue.weight,
         "id": dialogue.id,
@@ -117,28 +117,6 @@ def dialogue_to_json(dialogue: Dialogue) -> dict[str, Any]:
         ]
     if dialogue.tools:
         found["tools"] = [tool_to_openai(tool) for tool in dialogue.tools]
-    return found
-
-
-def message_to_json(message: Message) -> dict[str, Any]:
-    """A message in the OpenAI format, with `reasoning_content`."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        found["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        found["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
     return found
 
 

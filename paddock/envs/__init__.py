@@ -6,6 +6,7 @@ qa.py        environments that ask one question and verify the answer
 chat_env.py  an Env for one conversation with tools
 answer_format.py  answer extraction: boxed, tagged, last number, last line
 datasets.py  example datasets, generated or listed
+http_tasks.py  tasks for agents elsewhere
 jsonl.py     rows of JSONL and JSON files
 json_schema.py  JSON Schema validation
 tools.py     tools that an environment provides

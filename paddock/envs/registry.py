@@ -92,6 +92,11 @@ REGISTRY: dict[str, EnvSpec] = {
         settings="paddock.envs.reasoning_gym:ReasoningGymSettings",
         needs="pip install 'paddock[envs]', bubblewrap",
     ),
+    "http": EnvSpec(
+        about="tasks for agents elsewhere, from a file: their last reply or a callback is scored",
+        settings="paddock.envs.http_tasks:HttpTaskSettings",
+        needs="an agent: see docs/train_your_agent.md",
+    ),
     "logic": EnvSpec(
         about="knights and knaves, orderings, houses, circuits, each with one solution",
         settings="paddock.envs.logic.taskset:LogicSettings",

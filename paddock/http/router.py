@@ -5,6 +5,7 @@ a path: how that API writes errors and ends streams.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from logging import getLogger
@@ -166,7 +167,7 @@ class JsonRouter:
                 operation_id=f"{method.lower()} {path}",
                 response_model=None,
                 responses=_openapi_responses(shape, media_type, streams="stream" in _fields(body)),
-                openapi_extra=_openapi_request_body(body) if body is not None else None,
+                openapi_extra=_openapi_request(path, body),
             )
 
     async def _value(self, request: Request, max_bytes: int | None, *, required: bool) -> Any:
@@ -212,10 +213,17 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float = BODY_TI
     return bytes(data)
 
 
-def _openapi_request_body(body: type[BaseModel]) -> dict[str, Any]:
-    # Bodies are flat, so their schemas need no definitions.
-    schema = body.model_json_schema()
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+def _openapi_request(path: str, body: type[BaseModel] | None) -> dict[str, Any]:
+    names, text = re.findall(r"{(\w+)}", path), {"type": "string"}
+    found: dict[str, Any] = {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": text} for name in names
+        ]
+    }
+    if body is not None:  # bodies are flat, so their schemas need no definitions
+        content = {JSON: {"schema": body.model_json_schema()}}
+        found["requestBody"] = {"required": True, "content": content}
+    return found
 
 
 def _fields(body: type[BaseModel] | None) -> Iterable[str]:
@@ -237,7 +245,9 @@ def _openapi_responses(
         403: "Forbidden for this client.",
         404: "Not found.",
         408: "Request body timed out.",
+        409: "In conflict with what is there.",
         413: "Request body too large.",
+        429: "Too many at a time.",
         500: "Internal server error.",
         503: "Server overloaded or engine failed.",
     }

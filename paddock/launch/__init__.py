@@ -4,6 +4,7 @@ Everything that a command does, as a function: it takes paths or resolved settin
 raises UserError for what the user must change, and prints nothing. Importing this package does not
 import torch.
 
+agent_process.py       an agent as a process per rollout
 calibration_texts.py   text that quantization is calibrated and evaluated with
 convert.py             checkpoints checked and converted
 describe.py            parameters, memory and FLOPs of a network
@@ -16,6 +17,7 @@ errors.py              UserError
 estimate.py            cost of a stage, time of a pipeline
 evaluate.py            a model in environments
 event_loop.py          an event loop and a process that end in time
+gateway.py             sessions of agents over a model
 inspect_network.py     index selections and expert loads on one text
 pipeline.py            settings and state of a pipeline
 pipeline_run.py        a pipeline, stage after stage
@@ -24,6 +26,7 @@ rejection_sampling.py  completions sampled, scored and kept for fine-tuning
 rl.py                  an RL run
 rollout_engines.py     engines and teachers of an RL run
 rollouts.py            batches of an RL run, live or replayed
+run_gateway.py         the gateway of an RL run
 serve.py               a model over HTTP
 settings.py            settings of a stage, its default run folder
 suites.py              evaluation suites
@@ -34,17 +37,18 @@ units.py               counts and sizes as text
 """
 
 from paddock.launch import (
+    convert,
     describe,
     dry_run,
     engines,
     estimate,
     event_loop,
+    gateway,
     rejection_sampling,
     settings,
     token_text,
     units,
 )
-from paddock.launch.convert import check_model, convert_model
 from paddock.launch.distill import distill
 from paddock.launch.errors import UserError
 from paddock.launch.evaluate import evaluate
@@ -72,8 +76,7 @@ __all__ = [
     "ServerInfo",
     "Tracker",
     "UserError",
-    "check_model",
-    "convert_model",
+    "convert",
     "describe",
     "distill",
     "dry_run",
@@ -81,6 +84,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "event_loop",
+    "gateway",
     "inspect_run",
     "open_pipeline",
     "open_server",

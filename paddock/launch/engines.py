@@ -1,4 +1,4 @@
-"""Engines loaded from a model folder, for `paddock serve` and `paddock chat`."""
+"""Engines loaded from a model folder."""
 
 import json
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from paddock.launch.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from paddock.engine import Engine, EngineSettings
+    from paddock.engine import Engine, EngineSettings, SubprocessEngine
     from paddock.model import ModelConfig, Transformer
+    from paddock.rollout import InProcessClient
     from paddock.text import GlmVersion, Renderer, Tokenizer
 
 Quant = Literal["int8"]  # weights alone, rounded when a model is loaded
@@ -103,6 +104,20 @@ def load_engines(  # noqa: PLR0913  keyword options
         chosen = fit_kv_cache(model, device, network, settings, share) if fits else settings
         found.append(Engine(network, model.tokenizer, chosen))
     return found
+
+
+def in_process_client(engine: "Engine | SubprocessEngine") -> "InProcessClient":
+    """The engine as rollouts use it."""
+    from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
+    from paddock.rollout import InProcessClient
+
+    return InProcessClient(
+        engine,
+        Request,
+        overlong_errors=(ContextLengthExceededError,),
+        rejection_errors=(InvalidRequestError,),
+        engine_errors=(EngineError,),
+    )
 
 
 def pack_for_cpu(network: "Transformer", *, wait: bool, quant: Quant | None = None) -> bool:

@@ -264,14 +264,13 @@ class OpenAIModelClient:
     def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
         import httpx
 
-        from paddock.data import message_to_json
         from paddock.envs import RolloutFailed
-        from paddock.text import parse_messages, tool_to_openai
+        from paddock.text import message_to_openai, parse_messages, tool_to_openai
 
         async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
             body: dict[str, Any] = {
                 "model": self.name,
-                "messages": [message_to_json(message) for message in messages],
+                "messages": [message_to_openai(message) for message in messages],
                 "temperature": sampling.temperature,
                 "seed": _seed(sampling.seed, len(messages)),
                 "chat_template_kwargs": thinking.as_kwargs,

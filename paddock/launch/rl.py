@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from paddock.rl import Learner, RLSettings, UpdateMetrics
 
 DebugMode = Literal["rollout-only", "train-only"]
-RESUMABLE_CHANGES = ("engines", "alerts")  # settings that may differ when a run is resumed
+RESUMABLE_CHANGES = (
+    "engines",
+    "alerts",
+    "gateway",
+)  # settings that may differ when a run is resumed
 
 
 class RLCallbacks:

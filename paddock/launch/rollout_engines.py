@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddock.launch.engine_stats import EngineStatLogger, Row
-from paddock.launch.engines import ModelFolder, load_engines, open_model_folder, pick_devices
+from paddock.launch.engines import (
+    ModelFolder,
+    in_process_client,
+    load_engines,
+    open_model_folder,
+    pick_devices,
+)
 from paddock.launch.errors import UserError
 from paddock.records import RequestOutput
 
@@ -67,8 +73,8 @@ async def open_engines(
 async def _embedded(
     settings: "RLSettings", model: ModelFolder, stat_logger: EngineStatLogger
 ) -> AsyncIterator[RolloutEngines]:
-    from paddock.engine import ContextLengthExceededError, EngineError, InvalidRequestError, Request
-    from paddock.rollout import EngineLoad, InProcessClient, Replica, ReplicaPool
+    from paddock.engine import EngineError
+    from paddock.rollout import EngineLoad, Replica, ReplicaPool
 
     config = settings.engines
     engines: Sequence[Engine | SubprocessEngine]
@@ -76,16 +82,7 @@ async def _embedded(
         engines = await asyncio.to_thread(_subprocess_engines, model, settings)
     else:
         engines = _engines(model, settings, replicas=config.replicas)
-    clients = [
-        InProcessClient(
-            engine,
-            Request,
-            overlong_errors=(ContextLengthExceededError,),
-            rejection_errors=(InvalidRequestError,),
-            engine_errors=(EngineError,),
-        )
-        for engine in engines
-    ]
+    clients = [in_process_client(engine) for engine in engines]
 
     async def pressure() -> EngineLoad:
         # Not in threads: every call would leave one blocked by an engine that hangs.

@@ -18,6 +18,7 @@ from paddock.launch.rollout_engines import (
     open_engines,
     paused,
 )
+from paddock.launch.run_gateway import RunGateway, open_run_gateway
 
 if TYPE_CHECKING:
     from paddock.checkpoint import WeightPublisher
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from paddock.rollout import (
         InferenceClient,
         LogEvent,
-        RequestBarrier,
         RolloutFn,
         RolloutSpec,
         RolloutWorker,
         TaskSpec,
+        deterministic,
     )
     from paddock.train import policy
 
@@ -71,7 +72,12 @@ async def open_rollouts(
     async with AsyncExitStack() as stack:
         sampling = await stack.enter_async_context(open_engines(settings, model, row))
         generate, recorder, barrier = _generate(settings, sampling)
-        specs = _task_specs(settings, model, generate, sampling, group_filter)
+        agents = None
+        if any(task.agent_elsewhere for task in settings.tasks.values()):
+            worker = _worker(settings, model, generate, sampling)
+            agents = await stack.enter_async_context(open_run_gateway(settings, worker, folder))
+            log_event("gateway", url=agents.url)
+        specs = _task_specs(settings, model, generate, sampling, group_filter, agents)
         specs = {
             name: replace(spec, rollout_fn=with_timing_row(spec.rollout_fn, row))
             for name, spec in specs.items()
@@ -105,9 +111,9 @@ async def open_rollouts(
 
 def _generate(
     settings: "RLSettings", sampling: RolloutEngines
-) -> "tuple[InferenceClient, RoutingRecorder | None, RequestBarrier | None]":
+) -> "tuple[InferenceClient, RoutingRecorder | None, deterministic.RequestBarrier | None]":
     """The inference client, wrapped for routing replay and deterministic mode as set."""
-    from paddock.rollout import DeterministicClient, RequestBarrier
+    from paddock.rollout import deterministic
 
     generate, recorder, barrier = sampling.generate, None, None
     if settings.routing_replay != "no":
@@ -117,8 +123,8 @@ def _generate(
     if settings.rollout.deterministic:
         if len(sampling.engines) != 1:
             raise UserError("'rollout.deterministic' needs one embedded engine")
-        barrier = RequestBarrier(partial(paused, sampling.engines[0]))
-        generate = DeterministicClient(generate, barrier)
+        barrier = deterministic.RequestBarrier(partial(paused, sampling.engines[0]))
+        generate = deterministic.DeterministicClient(generate, barrier)
     return generate, recorder, barrier
 
 
@@ -128,25 +134,20 @@ def _task_specs(
     generate: "InferenceClient",
     sampling: RolloutEngines,
     group_filter: "GroupFilter",
+    agents: RunGateway | None = None,
 ) -> "dict[str, TaskSpec]":
-    """Every task of the run, with its environment."""
+    """Every task of the run, with its environment and whoever takes its turns."""
     from paddock.envs import make
     from paddock.records import SamplingParams
-    from paddock.rollout import RolloutWorker, TaskSpec
+    from paddock.rollout import TaskSpec
     from paddock.text import ThinkingKwargs
 
-    # A teacher scores the whole sequence, and its engine needs room for one more token.
-    spare = 1 if settings.teachers else 0
-    specs = {}
+    common, specs = _worker(settings, model, generate, sampling), {}
     for name, task in settings.tasks.items():
         sampling_settings = settings.sampling_for(name)
-        worker = RolloutWorker(
-            client=generate,
-            renderer=model.renderer,
+        worker = replace(
+            common,
             thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.enable_thinking),
-            context_length=None
-            if sampling.context_length is None
-            else sampling.context_length - spare,
             context_management=task.context_management,
         )
         params = SamplingParams(
@@ -155,9 +156,30 @@ def _task_specs(
             max_new_tokens=sampling_settings.max_new_tokens,
             thinking_budget=sampling_settings.thinking_budget,
         )
-        rollout_fn = partial(_rollout, worker, make(task.env, task.args), params)
+        taskset, agent = make(task.env, task.args), task.agent_elsewhere
+        rollout_fn: RolloutFn = partial(_rollout, worker, taskset, params)
+        if agent is not None and agents is not None:
+            rollout_fn = agents.rollout_fn(name, agent, taskset, worker, params)
         specs[name] = TaskSpec(rollout_fn=rollout_fn, settings=task, group_filter=group_filter)
     return specs
+
+
+def _worker(
+    settings: "RLSettings",
+    model: "ModelFolder",
+    generate: "InferenceClient",
+    sampling: RolloutEngines,
+) -> "RolloutWorker":
+    """What the rollouts of all tasks have in common."""
+    from paddock.rollout import RolloutWorker
+
+    # A teacher scores the whole sequence, and its engine needs room for one more token.
+    spare, length = 1 if settings.teachers else 0, sampling.context_length
+    return RolloutWorker(
+        client=generate,
+        renderer=model.renderer,
+        context_length=None if length is None else length - spare,
+    )
 
 
 async def _rollout(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paddock.launch.engines import (
     CACHE_BYTES,
@@ -61,14 +61,16 @@ class ServeOptions:
     metrics_prefix: str = "sglang:"
 
 
-class ServerPlacement:
-    """The socket a server listens on, and the devices of its engines."""
+@dataclass(frozen=True, slots=True)
+class LoadedEngines:
+    """Engines with their weights, and the bound socket of their server."""
 
-    def __init__(
-        self, sock: socket.socket, dp: int, device: str | None, dtype: str | None, cache: Any
-    ) -> None:
-        self.sock, self.devices = sock, pick_devices(device, dp)
-        self.dtype, self.fits = dtype, cache is None
+    sock: socket.socket
+    model: ModelFolder
+    engines: "list[Engine]"
+    devices: list[str]
+    dtype: str
+    started: float  # of the monotonic clock, before loading
 
     @property
     def url(self) -> str:
@@ -131,49 +133,56 @@ def _prepared(
     """Loaded engines behind a listening socket; both are closed at the end."""
     import uvicorn
 
-    from paddock.engine import EngineWeightUpdater, resolve_kv_cache_config
-    from paddock.http import bind_socket, uvicorn_config
+    from paddock.engine import EngineWeightUpdater
+    from paddock.http import uvicorn_config
     from paddock.serve import build_app
+
+    settings, keys = serve_settings(folder, options), _api_keys(options)
+    with open_engines(folder, options) as loaded:
+        weights = [EngineWeightUpdater(engine) for engine in loaded.engines]
+        model = loaded.model
+        app = build_app(
+            loaded.engines, model.tokenizer, model.renderer, settings, keys=keys, weights=weights
+        )
+        config = uvicorn_config(app, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S)
+        loaded.sock.listen(config.backlog)  # connections are accepted as soon as on_ready is called
+        info = ServerInfo(
+            url=loaded.url,
+            model=model,
+            engines=loaded.engines,
+            settings=settings,
+            devices=loaded.devices,
+            dtype=loaded.dtype,
+            startup_s=time.monotonic() - loaded.started,
+        )
+        yield uvicorn.Server(config), info, loaded.sock
+
+
+@contextmanager
+def open_engines(folder: Path, options: ServeOptions) -> "Iterator[LoadedEngines]":
+    """Engines with the weights of a folder, and the socket their server will listen on."""
+    from paddock.engine import resolve_kv_cache_config
+    from paddock.http import bind_socket
 
     if options.kv_cache_memory is not None and options.num_pages is not None:
         raise UserError("--kv-cache-memory and --num-pages exclude each other")
     model = open_model_folder(folder, options.chat_template)
     engine_settings = _engine_settings(model, options)
-    settings, keys = serve_settings(folder, options), _api_keys(options)
     with bind_socket(options.host, options.port) as sock:
-        cache = options.kv_cache_memory or options.num_pages
-        placement = ServerPlacement(sock, options.dp_size, options.device, options.dtype, cache)
-        started = time.monotonic()
-        dtype = pick_dtype(model.folder, placement.devices[0], placement.dtype)
-        if not placement.fits:  # refuse an impossible cache before the weights are loaded
+        fits = (options.kv_cache_memory or options.num_pages) is None
+        devices, started = pick_devices(options.device, options.dp_size), time.monotonic()
+        dtype = pick_dtype(model.folder, devices[0], options.dtype)
+        if not fits:  # refuse an impossible cache before the weights are loaded
             itemsize = 2 if dtype == "bfloat16" else 4
             resolve_kv_cache_config(engine_settings, model.config, itemsize)
         engines = load_engines(
-            model,
-            placement.devices,
-            dtype,
-            engine_settings,
-            fits=placement.fits,
+            *(model, devices, dtype, engine_settings),
+            fits=fits,
             compile_kernels=False,
             quant=options.quant,
         )
         try:
-            weights = [EngineWeightUpdater(engine) for engine in engines]
-            app = build_app(
-                engines, model.tokenizer, model.renderer, settings, keys=keys, weights=weights
-            )
-            config = uvicorn_config(app, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S)
-            sock.listen(config.backlog)  # connections are accepted as soon as on_ready is called
-            info = ServerInfo(
-                url=placement.url,
-                model=model,
-                engines=engines,
-                settings=settings,
-                devices=placement.devices,
-                dtype=dtype,
-                startup_s=time.monotonic() - started,
-            )
-            yield uvicorn.Server(config), info, sock
+            yield LoadedEngines(sock, model, engines, devices, dtype, started)
         finally:
             for engine in engines:
                 engine.close()

@@ -15,7 +15,8 @@ from pydantic import (
 
 from paddock.config import BaseSettings, NonNegativeWeight
 from paddock.records import Verdict
-from paddock.rollout import RolloutSettings, TaskSettings
+from paddock.rollout import RolloutSettings, TaskSettings, agents
+from paddock.rollout import gateway as rollout_gateway
 from paddock.train import CheckpointSettings, ComputeSettings, ModelInitSettings, OptimSettings
 
 Reward = Annotated[
@@ -81,6 +82,7 @@ class RLTaskSettings(TaskSettings):
 
     env: str
     args: dict[str, Any] = Field(default_factory=dict)  # arguments of the environment
+    agent: agents.AgentSettings | None = None  # None: ours; with env "http" workers pull
     enable_thinking: bool = True
     sampling: SamplingSettings | None = None  # None: as the run's
     credit: CreditSettings | None = None  # None: as the run's
@@ -92,6 +94,13 @@ class RLTaskSettings(TaskSettings):
         if self.teacher is not None and not self.teacher_weight:
             raise ValueError(f"'teacher_weight' must not be 0: teacher '{self.teacher}' is unused")
         return self
+
+    @property
+    def agent_elsewhere(self) -> agents.AgentSettings | None:
+        """The agent that takes the turns; None: our own, in this process."""
+        if self.agent is None and self.env == "http":
+            return agents.AgentSettings(pull=True)
+        return self.agent
 
 
 class TeacherSettings(BaseSettings):
@@ -154,6 +163,7 @@ class RLSettings(BaseSettings):
     optim: OptimSettings = OptimSettings()
     compute: ComputeSettings = ComputeSettings()
     engines: RolloutEngineSettings = RolloutEngineSettings()
+    gateway: rollout_gateway.GatewaySettings = rollout_gateway.GatewaySettings()
     reset_optimizer: bool = False  # clear the optimizer state at each weight sync
     freeze_indexer: bool = True
     routing_replay: Literal["no", "compare", "replay"] = "no"
@@ -198,6 +208,8 @@ def _problems(s: RLSettings) -> Iterator[str]:
 
 
 def _task_problems(name: str, task: RLTaskSettings, s: RLSettings) -> Iterator[str]:
+    if task.agent_elsewhere is not None and s.rollout.deterministic:
+        yield f"'tasks.{name}' has an agent elsewhere, which 'rollout.deterministic' cannot order"
     if task.teacher is not None and task.teacher not in s.teachers:
         known = ", ".join(s.teachers) or "none"
         yield f"'tasks.{name}.teacher': no teacher '{task.teacher}'; 'teachers' has {known}"

@@ -1,5 +1,7 @@
 """Rollouts: sessions with exact token ids, inference clients, orchestration of tasks and groups.
 
+agent_routes.py        routes for agents: task, tools, end; rollouts to take
+agents.py              rollouts by agents in other processes
 atif.py                ATIF export of a session
 batch_composer.py      batch composition under bounded staleness and task ratios
 client.py              inference client: token-in-token-out interface to engines
@@ -9,6 +11,7 @@ continuation.py        continuation of interrupted completions
 deterministic.py       deterministic mode: barrier for requests
 executor.py            runs rollouts up to a concurrency limit
 gateway.py             HTTP gateway: sessions for agents, in three API dialects
+gateway_access.py      who may use a route of the gateway
 gateway_requests.py    bodies of its own routes
 group.py               groups of rollouts that share a baseline
 in_flight.py           groups in flight, rollout timeouts
@@ -29,7 +32,7 @@ watchdog.py            detects a blocked event loop
 worker.py              runs one rollout: environment, session, client
 """
 
-from paddock.rollout import sglang_client
+from paddock.rollout import agents, deterministic, gateway, sglang_client
 from paddock.rollout.batch_composer import BatchIncomplete
 from paddock.rollout.client import (
     EngineUnavailableError,
@@ -39,9 +42,7 @@ from paddock.rollout.client import (
 )
 from paddock.rollout.concurrency import AdaptiveConcurrencyLimit, EngineLoad
 from paddock.rollout.context_management import ContextSettings
-from paddock.rollout.deterministic import DeterministicClient, RequestBarrier
 from paddock.rollout.executor import LongRunningRollout
-from paddock.rollout.gateway import build_gateway
 from paddock.rollout.group import RolloutFn, RolloutGroup, TaskSpec
 from paddock.rollout.in_flight import CANCEL_GRACE_S, failed_trajectory
 from paddock.rollout.orchestrator import LogEvent, Orchestrator
@@ -59,7 +60,6 @@ __all__ = [
     "AdaptiveConcurrencyLimit",
     "BatchIncomplete",
     "ContextSettings",
-    "DeterministicClient",
     "EngineLoad",
     "EngineUnavailableError",
     "EventLoopWatchdog",
@@ -72,7 +72,6 @@ __all__ = [
     "Replica",
     "ReplicaPool",
     "ReplicaPoolSettings",
-    "RequestBarrier",
     "RolloutFn",
     "RolloutGroup",
     "RolloutSettings",
@@ -81,7 +80,9 @@ __all__ = [
     "RunAbortedError",
     "TaskSettings",
     "TaskSpec",
-    "build_gateway",
+    "agents",
+    "deterministic",
     "failed_trajectory",
+    "gateway",
     "sglang_client",
 ]

@@ -1,19 +1,20 @@
 """HTTP gateway: token-in-token-out sessions for agents that only exchange text.
 
-An agent uses `/sessions/ID` as its base URL (`/sessions/ID/v1` for OpenAI clients) and the OpenAI
-Chat Completions, OpenAI Responses or Anthropic Messages API, streaming or not. The same
-conversation yields the same tokens in every API.
+An agent uses the OpenAI Chat Completions, OpenAI Responses or Anthropic Messages API, streaming or
+not; the same conversation yields the same tokens in every API. Its base URL is the gateway's (with
+`/v1` for OpenAI clients), where its key says which session it means, or `/sessions/ID`.
 
 Access: opening a session returns the `api_key` that its agent sends with every request
-(`Authorization: Bearer` or `x-api-key`). With it the agent can take turns in its own session and
-read its state, nothing else. Sessions are opened, listed, exported and closed with the admin key,
-which agents must not have; without one, only the process of the gateway can do so.
+(`Authorization: Bearer` or `x-api-key`), and a `verdict_key`. With the first the agent can take
+turns in its own session and read its state, with the second a grader can post its verdict, nothing
+else. Sessions are opened, listed, exported and closed with the admin key, which agents must not
+have; without one, only the process of the gateway can do so.
 """
 
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -34,19 +35,29 @@ from paddock.api import (
     parse_body,
     protocol_for_path,
 )
-from paddock.http import JsonRouter, PayloadStream, TrackedJSONResponse, error_response, has_api_key
+from paddock.http import (
+    JsonRouter,
+    PayloadStream,
+    TrackedJSONResponse,
+    error_response,
+)
 from paddock.http import to_api_error as http_to_api_error
 from paddock.records import ApiError, json_codec
+from paddock.rollout.agent_routes import AgentRoutes
+from paddock.rollout.agents import RolloutQueue
 from paddock.rollout.atif import to_atif
 from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
+from paddock.rollout.gateway_access import AGENT_BASES, SESSION_PATH, GatewayAccess
 from paddock.rollout.gateway_requests import (
     ExportBody,
     SessionBody,
+    VerdictBody,
     parse_outcome,
     session_config,
 )
 from paddock.rollout.session_manager import (
     ClientConversation,
+    GatewaySettings,
     LiveSession,
     SessionConfig,
     SessionManager,
@@ -56,16 +67,23 @@ from paddock.rollout.session_manager import (
 from paddock.text import ChatTemplateError
 from paddock.text import messages as text_messages
 
-SESSION_PATH = "/sessions/{session}"
+__all__ = ["GatewaySettings", "LiveSession", "SessionConfig", "SessionManager", "build_gateway"]
+
 _RequestT = TypeVar("_RequestT", bound=ChatRequest)
 _GC_THRESHOLD = 50_000  # objects, of some hundred turns
 
 
 def build_gateway(
-    sessions: SessionManager, rules: SessionConfig | None = None, *, admin_key: str | None = None
+    sessions: SessionManager,
+    rules: SessionConfig | None = None,
+    *,
+    admin_key: str | None = None,
+    worker_key: str | None = None,
+    queues: Mapping[str, RolloutQueue] | None = None,
 ) -> FastAPI:
     """The application. `rules` is the default configuration of sessions; without `admin_key`,
-    sessions can be opened and closed by this process only, not over HTTP."""
+    sessions can be opened and closed by this process only, not over HTTP. In a run, `queues` are
+    those of the tasks whose rollouts workers take with `worker_key`."""
     if admin_key == "":
         raise ValueError("admin_key must not be empty")
     app = FastAPI(
@@ -77,7 +95,8 @@ def build_gateway(
     )
     app.router.route_class = _PlainRoute
     app.state.sessions = sessions
-    gateway, access = _Gateway(sessions, rules or SessionConfig()), _Access(sessions, admin_key)
+    access = GatewayAccess(sessions, admin_key, worker_key)
+    gateway = _Gateway(sessions, rules or SessionConfig(), access)
     public = JsonRouter(app, protocol_for_path, sessions.settings.max_body_bytes, to_api_error)
     public.add_route("/health", gateway.health, methods=("GET",))
     admin = replace(public, admit=access.admin)
@@ -85,25 +104,24 @@ def build_gateway(
     admin.add_route("/sessions", gateway.list_sessions, methods=("GET",))
     admin.add_route(SESSION_PATH, gateway.close, methods=("DELETE",))
     admin.add_route(f"{SESSION_PATH}/export", gateway.export, body=ExportBody)
-    replace(public, admit=access.either).add_route(SESSION_PATH, gateway.describe, methods=("GET",))
+    replace(public, admit=access.agent_or_admin).add_route(
+        SESSION_PATH, gateway.describe, methods=("GET",)
+    )
+    grader = replace(public, admit=access.grader)
+    grader.add_route(f"{SESSION_PATH}/verdict", gateway.score, body=VerdictBody)
     agent = replace(public, admit=access.agent)
-    agent.add_route(f"{SESSION_PATH}/v1/models", gateway.models, methods=("GET",))
-    agent.add_route(
-        f"{SESSION_PATH}/v1/chat/completions",
-        gateway.chat,
-        body=openai_chat_request.ChatCompletionBody,
-    )
-    agent.add_route(
-        f"{SESSION_PATH}/v1/responses", gateway.respond, body=openai_responses_request.ResponsesBody
-    )
-    agent.add_route(
-        f"{SESSION_PATH}/v1/messages", gateway.messages, body=anthropic_request.MessagesBody
-    )
-    agent.add_route(
-        f"{SESSION_PATH}/v1/messages/count_tokens",
-        gateway.count,
-        body=anthropic_request.CountTokensBody,
-    )
+    for at, body, handler in (
+        ("chat/completions", openai_chat_request.ChatCompletionBody, gateway.chat),
+        ("responses", openai_responses_request.ResponsesBody, gateway.respond),
+        ("messages", anthropic_request.MessagesBody, gateway.messages),
+        ("messages/count_tokens", anthropic_request.CountTokensBody, gateway.count),
+    ):
+        for base in AGENT_BASES:
+            agent.add_route(f"{base}/v1/{at}", handler, body=body)
+    for base in AGENT_BASES:
+        agent.add_route(f"{base}/v1/models", gateway.models, methods=("GET",))
+    if queues is not None:
+        AgentRoutes(access, queues).add_to(app)
     app.add_exception_handler(HTTPException, _http_error)
     return app
 
@@ -130,36 +148,11 @@ async def _tune_gc(_app: FastAPI) -> AsyncIterator[None]:
         gc.unfreeze()
 
 
-@dataclass(frozen=True, slots=True)
-class _Access:
-    """API key checks. Each raises ApiError if the key is missing or invalid."""
-
-    sessions: SessionManager
-    admin_key: str | None
-
-    def admin(self, http: Request) -> None:
-        if self.admin_key is None:
-            what = "disabled: this gateway was started without an admin key"
-            raise ApiError(f"{http.url.path} is {what}", status=403)
-        if not has_api_key(http.headers, self.admin_key):
-            raise ApiError("missing or invalid admin key", status=401, code="invalid_api_key")
-
-    def agent(self, http: Request) -> None:
-        # The same error if the session does not exist: it reveals nothing about other sessions.
-        session = http.path_params["session"]
-        live = self.sessions.get(session)
-        if live is None or not has_api_key(http.headers, live.api_key):
-            what = "missing or invalid API key, or the session is closed"
-            raise ApiError(f"session {session!r:.80}: {what}", status=401, code="invalid_api_key")
-
-    def either(self, http: Request) -> None:
-        if not has_api_key(http.headers, self.admin_key):
-            self.agent(http)
-
-
 class _Gateway:
-    def __init__(self, sessions: SessionManager, rules: SessionConfig) -> None:
-        self.sessions, self.rules = sessions, rules
+    def __init__(
+        self, sessions: SessionManager, rules: SessionConfig, access: GatewayAccess
+    ) -> None:
+        self.sessions, self.rules, self.access = sessions, rules, access
         decoder = TokenDecoder(sessions.renderer.tokenizer)
         # A client sends back what it received, so it must not receive incomplete tool calls.
         self.context = formatter.FormatterContext(
@@ -169,13 +162,16 @@ class _Gateway:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def health(self, _http: Request, _value: Any) -> Any:
+        if why := self.sessions.generate.unavailable_reason():
+            raise EngineUnavailableError(why)
         return {"status": "ok"}
 
     async def create(self, _http: Request, value: Any) -> Any:
         body = parse_body(SessionBody, value)
         live = self.sessions.open(body.id, session_config(body, self.rules))
         id = live.session.id
-        return {"id": id, "path": f"/sessions/{id}", "api_key": live.api_key}
+        keys = {"api_key": live.api_key, "verdict_key": live.verdict_key}
+        return {"id": id, "path": f"/sessions/{id}", **keys}
 
     async def list_sessions(self, _http: Request, _value: Any) -> Any:
         return {"sessions": [_summary(live) for live in self.sessions]}
@@ -189,8 +185,15 @@ class _Gateway:
         self.sessions.close(live)
         return summary
 
+    async def score(self, http: Request, value: Any) -> Any:
+        parse_body(VerdictBody, value)
+        live = await self._settled(http)
+        live.score(parse_outcome(value))
+        return _summary(live)
+
     async def export(self, http: Request, value: Any) -> Any:
-        body, session = parse_body(ExportBody, value), (await self._settled(http)).session
+        body, live = parse_body(ExportBody, value), await self._settled(http)
+        session = live.session
         if body.format == "atif":
             branches = list(session.tree.leaves())
             found = [to_atif(session, i, tokens=bool(body.tokens)) for i in range(len(branches))]
@@ -200,32 +203,29 @@ class _Gateway:
         every = session.trajectories(
             task_id=body.task_id or session.id,
             group_id=body.group_id or session.id,
-            outcome=parse_outcome(body.outcome),
+            outcome=live.outcome if body.outcome is None else parse_outcome(body.outcome),
         )
         return {
             "format": "trajectories",
             "trajectories": [json_codec.encode(each) for each in every],
         }
 
-    def _live(self, http: Request) -> LiveSession:
-        return self.sessions[http.path_params["session"]]
-
     async def _settled(self, http: Request) -> LiveSession:
-        """The session, after delivered turns were recorded."""
-        live = self._live(http)
+        """The session of the path, after delivered turns were recorded."""
+        live = self.sessions[http.path_params["session"]]
         await live.wait_delivered(self.sessions.settings.delivery_timeout_s)
         return live
 
     # --- turns ------------------------------------------------------------------------------------
 
     async def models(self, http: Request, _value: Any) -> Any:
-        self._live(http)
+        self.access.session_of(http)
         name = self.sessions.settings.served_model_name
         return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "paddock"}]}
 
     # Plain functions: a coroutine would keep the conversation in memory while a turn waits.
     def chat(self, http: Request, value: Any) -> Awaitable[Any]:
-        live = self._live(http)
+        live = self.access.session_of(http)
         sent, value = _sent(live, value)
         request = openai_chat_request.parse_chat_request(
             parse_body(openai_chat_request.ChatCompletionBody, value),
@@ -243,7 +243,7 @@ class _Gateway:
         )
 
     def respond(self, http: Request, value: Any) -> Awaitable[Any]:
-        live = self._live(http)
+        live = self.access.session_of(http)
         thinking = ThinkingOptions(thinking=live.rules.thinking)
         request = openai_responses_request.parse_responses_request(
             parse_body(openai_responses_request.ResponsesBody, value),
@@ -257,7 +257,7 @@ class _Gateway:
         )
 
     def messages(self, http: Request, value: Any) -> Awaitable[Any]:
-        live = self._live(http)
+        live = self.access.session_of(http)
         thinking = ThinkingOptions(thinking=live.rules.thinking)
         request = anthropic_request.parse_messages_request(
             parse_body(anthropic_request.MessagesBody, value), live.rules.sampling_params, thinking
@@ -269,7 +269,7 @@ class _Gateway:
         )
 
     async def count(self, http: Request, value: Any) -> Any:
-        live = self._live(http)
+        live = self.access.session_of(http)
         request = anthropic_request.parse_count_tokens_request(
             parse_body(anthropic_request.CountTokensBody, value),
             ThinkingOptions(thinking=live.rules.thinking),
@@ -288,7 +288,8 @@ class _Gateway:
         sent: ClientConversation,
         make_formatter: Callable[[Any], formatter.ResponseFormatter],
     ) -> Any:
-        turn: TurnInProgress = await begin_turn(self.sessions, live, request, sent)
+        with live.remember_error():
+            turn: TurnInProgress = await begin_turn(self.sessions, live, request, sent)
         del sent
         turn.formatter = make_formatter(turn.prompt.prompt)
         if request.stream:
@@ -352,5 +353,6 @@ def _summary(live: LiveSession) -> dict[str, Any]:
         "sampled_tokens": tree.num_sampled_tokens,
         "bytes": tree.nbytes,
         "running": live.running,
+        "outcome": json_codec.encode(live.outcome),
         "forks": [node.fork_reason for node in tree.nodes if node.fork_reason],
     }

@@ -1,4 +1,4 @@
-"""Bodies of the gateway's own routes: a new session, and the export of one."""
+"""Bodies of the gateway's own routes: a new session, its verdict and its export."""
 
 from typing import Any
 
@@ -15,8 +15,6 @@ from paddock.rollout.context_management import ContextSettings
 from paddock.rollout.prefix_matcher import MATCHERS
 from paddock.rollout.session_manager import SessionConfig
 
-NOT_SCORED = Failure(kind="grader", where="export", what="not scored yet")
-
 
 class SessionBody(SamplingFields):
     """Sampling of a new session; see `SessionConfig`."""
@@ -26,6 +24,17 @@ class SessionBody(SamplingFields):
     matcher: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
+
+
+class VerdictBody(RequestBody):
+    """A reward, or the failure that took its place."""
+
+    reward: float | None = None
+    parts: dict[str, float] | None = None
+    note: str | None = None
+    kind: str | None = None
+    where: str | None = None
+    what: str | None = None
 
 
 class ExportBody(RequestBody):
@@ -62,9 +71,13 @@ def session_config(body: SessionBody, own: SessionConfig) -> SessionConfig:
     )
 
 
-def parse_outcome(value: dict[str, Any] | None) -> Outcome:
-    if value is None:
-        return NOT_SCORED
+def parse_outcome(value: dict[str, Any]) -> Outcome:
+    """The outcome of a request.
+
+    >>> parse_outcome({"reward": 1.0, "note": None})
+    Verdict(reward=1.0, parts={}, note='')
+    """
+    value = {name: found for name, found in value.items() if found is not None}
     try:
         if "kind" in value:
             return json_codec.decode(Failure, value)

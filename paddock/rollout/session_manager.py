@@ -6,19 +6,28 @@ received it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from secrets import token_urlsafe
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from paddock.api import ChatRequest, fit_to_context
 from paddock.api import formatter as api_formatter
 from paddock.config import BaseSettings
-from paddock.records import ApiError, Message, OutputDelta, RequestOutput, SamplingParams
+from paddock.records import (
+    ApiError,
+    Failure,
+    Message,
+    Outcome,
+    OutputDelta,
+    RequestOutput,
+    SamplingParams,
+)
 from paddock.rollout.client import InferenceClient, InferenceRequest, final_delta, turn_seed
 from paddock.rollout.context_management import KEEP_ALL, ContextManager, ContextSettings
 from paddock.rollout.prefix_matcher import LOOSE, Digest, PrefixMatcher, prefix_digests
@@ -26,11 +35,19 @@ from paddock.rollout.session import PRESERVED, Session, SessionHistory, TurnProm
 from paddock.text import Renderer, ThinkingKwargs
 from paddock.text import messages as text_messages
 
+if TYPE_CHECKING:
+    from paddock.rollout.agents import AgentPolicy
+
+NOT_SCORED = Failure(kind="grader", where="verdict", what="not scored yet")
 TOKENIZE_IN_THREAD_CHARS = 1 << 14  # longer texts are tokenized in a thread
 _ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-")
 
 
 class GatewaySettings(BaseSettings):
+    host: str = "127.0.0.1"  # of the gateway of a run, as all up to `admin_key`
+    port: NonNegativeInt = 0  # 0: any free one
+    url: str | None = None  # as agents reach it; None: by host and port
+    admin_key: str | None = None  # None: PADDOCK_ADMIN_KEY, else a new one
     served_model_name: str = "paddock"
     context_length: PositiveInt | None = None  # prompt and reply; None: the engine checks
     max_sessions: PositiveInt = 65536
@@ -81,19 +98,46 @@ class ClientConversation:
 class LiveSession:
     """An open session with its running turns.
 
-    `api_key` is the secret that its agent sends. It is new whenever a session is opened, also under
-    a reused id, and is never stored: ids may be guessed, keys may not."""
+    `api_key` is the secret that its agent sends, `verdict_key` that of whoever scores it. Both are
+    new whenever a session is opened, also under a reused id, and are never stored: ids may be
+    guessed, keys may not."""
 
     def __init__(self, session: Session, rules: SessionConfig) -> None:
         self.session, self.rules = session, rules
         self.context = ContextManager(rules.context_management)
-        self.api_key = token_urlsafe(32)
+        self.api_key, self.verdict_key = token_urlsafe(32), token_urlsafe(32)
+        self.outcome: Outcome = NOT_SCORED
+        self.scored = asyncio.Event()
+        self.agent: AgentPolicy | None = None  # in a run, whose rollout this is
+        self.used_at = time.monotonic()  # last request of its agent
+        self.error: Exception | None = None  # why its last turn failed
         self.turns_started = 0  # including running ones
         self.running = 0
         self._last_sent: tuple[Digest, SessionHistory] | None = (
             None  # conversation of the newest turn
         )
         self._delivering: set[asyncio.Event] = set()  # responses being sent
+
+    def score(self, outcome: Outcome) -> None:
+        """Set the outcome, once: repeating it is allowed, changing it is not."""
+        if self.outcome not in (NOT_SCORED, outcome):
+            raise ApiError(f"session {self.session.id!r} has a verdict already", status=409)
+        self.outcome = outcome
+        self.scored.set()
+
+    def touch(self) -> None:
+        """Its agent is alive."""
+        self.used_at = time.monotonic()
+
+    @contextmanager
+    def remember_error(self) -> Iterator[None]:
+        """A turn: keep why it failed, to tell later whose fault the end of its agent is."""
+        try:
+            yield
+        except Exception as error:
+            self.error = error
+            raise
+        self.error = None
 
     def parse_messages(self, raw: Sequence[Any]) -> ClientConversation:
         """The messages of a request body. Agents resend the conversation of the turn before; if its
@@ -135,14 +179,19 @@ class LiveSession:
 
 
 class SessionManager:
-    """All open sessions, by id."""
+    """All open sessions, by id and by key. `on_close` gets each session that is closed."""
 
     def __init__(
-        self, generate: InferenceClient, renderer: Renderer, settings: GatewaySettings | None = None
+        self,
+        generate: InferenceClient,
+        renderer: Renderer,
+        settings: GatewaySettings | None = None,
+        on_close: Callable[[LiveSession], None] = lambda _: None,
     ) -> None:
-        self.generate, self.renderer = generate, renderer
+        self.generate, self.renderer, self.on_close = generate, renderer, on_close
         self.settings = settings or GatewaySettings()
         self._live: dict[str, LiveSession] = {}
+        self._by_key: dict[str, LiveSession] = {}
 
     def open(self, id: str | None = None, rules: SessionConfig | None = None) -> LiveSession:
         name = uuid4().hex if id is None else id
@@ -154,19 +203,24 @@ class SessionManager:
             raise ApiError(f"too many sessions: {len(self._live)} are open", status=429)
         chosen = rules or SessionConfig()
         live = LiveSession(Session(name, self.renderer, chosen.matcher), chosen)
-        self._live[name] = live
+        self._live[name] = self._by_key[live.api_key] = live
         return live
 
     def close(self, live: LiveSession) -> bool:
         """End a session. False if it was closed before."""
         if self._live.get(live.session.id) is not live:
             return False
-        del self._live[live.session.id]
+        del self._live[live.session.id], self._by_key[live.api_key]
+        self.on_close(live)
         self.generate.end_session(live.session.id)
         return True
 
     def get(self, id: str) -> LiveSession | None:
         return self._live.get(id)
+
+    def with_key(self, api_key: str | None) -> LiveSession | None:
+        """The session of an agent's key."""
+        return None if api_key is None else self._by_key.get(api_key)
 
     def __getitem__(self, id: str) -> LiveSession:
         live = self.get(id)
@@ -198,7 +252,8 @@ class TurnInProgress:
         assert self.formatter is not None
         self.session.running += 1
         try:
-            self.output = await self.sessions.generate.generate(self.request)
+            with self.session.remember_error():
+                self.output = await self.sessions.generate.generate(self.request)
         finally:
             self.session.running -= 1
         return self.formatter.format_response(final_delta(self.output))
@@ -230,12 +285,14 @@ class TurnInProgress:
         self.session.session.record(self.prompt, self.output.completion, reply)
 
     async def _deltas(self) -> AsyncGenerator[OutputDelta, None]:
-        async with aclosing(self.sessions.generate.stream(self.request)) as deltas:
-            async for delta in deltas:
-                self.output = delta.output
-                if delta.output is not None:
-                    self._delivery = self.session.begin_delivery()
-                yield delta
+        generate = self.sessions.generate
+        with self.session.remember_error():
+            async with aclosing(generate.stream(self.request)) as deltas:
+                async for delta in deltas:
+                    self.output = delta.output
+                    if delta.output is not None:
+                        self._delivery = self.session.begin_delivery()
+                    yield delta
 
 
 async def begin_turn(

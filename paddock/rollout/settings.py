@@ -1,4 +1,4 @@
-"""Rollout settings: batch size, staleness, weight sync, concurrency; limits per task."""
+"""Rollout settings: batch size, staleness, weight sync, concurrency; limits and agent per task."""
 
 from typing import Literal, Self
 
@@ -78,3 +78,25 @@ class TaskSettings(BaseSettings):
     max_consecutive_filtered: PositiveInt = 64  # groups, before the task is disabled
     required: bool = False  # abort the run instead of disabling the task
     context_management: ContextSettings = ContextSettings()
+
+
+class AgentSettings(BaseSettings):
+    """An agent elsewhere that takes the turns of a task's rollouts; exactly one way to run it."""
+
+    command: str | None = None  # started for every rollout, with its session in the environment
+    url: str | None = None  # that the start of a rollout is posted to, until the agent is done
+    pull: bool = False  # workers ask for rollouts
+    # The environment scores a rollout unless one of these does:
+    reward_url: str | None = None  # that the task and the conversation are posted to
+    posted_verdict: bool = False  # whoever runs the agent posts the verdict
+    reward_timeout_s: PositiveFloat = 120.0
+    max_retries: NonNegativeInt = 3  # of a rollout whose agent was lost
+    idle_timeout_s: PositiveFloat = 120.0  # with `pull`: without a request, before it is lost
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.command is not None) + (self.url is not None) + self.pull != 1:
+            raise ValueError("set exactly one of 'command', 'url' and 'pull = true'")
+        if self.reward_url is not None and self.posted_verdict:
+            raise ValueError("'reward_url' and 'posted_verdict' exclude each other")
+        return self

@@ -29,7 +29,7 @@ from paddock.text.chat_template import (
 )
 from paddock.text.completion_parser import CompletionParser, is_in_reasoning, parse_completion
 from paddock.text.gguf import tokenizer_from_gguf
-from paddock.text.messages import parse_messages
+from paddock.text.messages import message_to_openai, parse_messages
 from paddock.text.prefix_check import find_prefix_change
 from paddock.text.renderer import NotPrefixPreservingError, RenderedTokens, Renderer
 from paddock.text.renderer_factory import get_renderer, with_chat_template
@@ -65,6 +65,7 @@ __all__ = [
     "get_renderer",
     "glm_chat_template",
     "is_in_reasoning",
+    "message_to_openai",
     "messages",
     "parse_completion",
     "parse_events",

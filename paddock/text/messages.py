@@ -220,3 +220,25 @@ def _part(part: object, path: str) -> str:
         if isinstance(text, str):
             return json_codec.replace_lone_surrogates(text)
     raise ValueError(f"{path}: expected text, got {_kind(part) or repr(part):.80}")
+
+
+def message_to_openai(message: Message) -> dict[str, Any]:
+    """A message in the OpenAI format, with `reasoning_content`."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    return found

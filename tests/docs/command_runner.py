@@ -64,7 +64,7 @@ SHORT_OPTIONS = {
 TYPED = {"chat": "Hello\n/think off\n/new\n/quit\n", "env try": "red\n"}
 # The only failure that is tolerated: an untrained network may not end its reply.
 ENDLESS = "rollout failed (policy at engine): the reply does not end within"
-SERVERS = {"serve": 8000, "dash": 8001}  # and their default ports
+SERVERS = {"serve": 8000, "dash": 8001, "gateway": 8002}  # and their default ports
 PROGRAMS = {"paddock", "python", "torchrun", "curl", "echo"}
 SHELL = re.compile(r"[|<>]|\$\(")
 

@@ -1,0 +1,397 @@
+"""Rollouts by agents elsewhere: a process, a service or a worker that asks for them.
+
+An agent gets a task and the key of its own session. Its turns go through the gateway; the tools of
+the environment, if it has any, are called there too (agent_routes.py). `run_rollout` runs the
+environment as for our own agent: `AgentPolicy` passes on what the agent does. An agent that dies
+is an infrastructure failure: its rollout is begun again, with another session.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paddock.envs import Env, RolloutFailed, Taskset, convert_errors, run_rollout
+from paddock.http import ConnectionPool
+from paddock.records import (
+    ApiError,
+    Failure,
+    Message,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    Verdict,
+    json_codec,
+)
+from paddock.rollout.client import (
+    EngineUnavailableError,
+    OverlongPromptError,
+    RequestRejectedError,
+)
+from paddock.rollout.in_flight import failed_trajectory
+from paddock.rollout.session_manager import LiveSession, SessionConfig, SessionManager
+from paddock.rollout.settings import AgentSettings
+from paddock.rollout.sglang_client import ServerClient
+from paddock.rollout.task_schedule import RolloutSpec
+from paddock.text import message_to_openai, tool_to_openai
+
+__all__ = [
+    "AgentEndpoint",
+    "AgentRollout",
+    "AgentSettings",
+    "RolloutQueue",
+    "RunAgent",
+    "run_at_url",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEndpoint:
+    """What an agent is told: its task, and where and as whom it takes its turns."""
+
+    spec: RolloutSpec
+    task: Mapping[str, Any]  # id, prompt, messages, tools, and what else its row has
+    base_url: str  # of the gateway
+    session: LiveSession
+    tells_verdict: bool  # whether it is trusted to score itself
+
+    def as_json(self) -> dict[str, Any]:
+        spec, session = self.spec, self.session
+        found = {
+            "task": self.task,
+            "name": spec.task,
+            "number": spec.number,
+            "member": spec.member,
+            "seed": spec.seed,
+            "session": spec.session_id,
+            "base_url": self.base_url,
+            "api_key": session.api_key,
+        }
+        if self.tells_verdict:
+            found["verdict_url"] = f"{self.base_url}/sessions/{spec.session_id}/verdict"
+            found["verdict_key"] = session.verdict_key
+        return found
+
+
+# Runs an agent to its end. Raises RolloutFailed if it dies; cancelling it ends the agent.
+RunAgent = Callable[[AgentEndpoint], Awaitable[None]]
+
+
+@dataclass(kw_only=True)
+class AgentRollout:
+    """RolloutFn of an agent elsewhere."""
+
+    taskset: Taskset
+    sessions: SessionManager
+    rules: SessionConfig  # without a seed
+    settings: AgentSettings
+    run_agent: RunAgent
+    base_url: str
+    http: ConnectionPool
+
+    async def __call__(self, spec: RolloutSpec) -> Sequence[Trajectory]:
+        for _ in range(self.settings.max_retries):
+            branches = await self._attempt(spec)
+            if not _is_lost(branches[0]):
+                return branches
+        return await self._attempt(spec)
+
+    async def _attempt(self, spec: RolloutSpec) -> Sequence[Trajectory]:
+        sampling = replace(self.rules.sampling_params, seed=spec.seed)
+        try:
+            with convert_errors("world", "task"):
+                task = self.taskset.task(spec.number)
+            with convert_errors("world", "open"):
+                env = self.taskset.make_env(task)
+            live = self.sessions.open(
+                spec.session_id, replace(self.rules, sampling_params=sampling)
+            )
+        except RolloutFailed as stop:
+            return (failed_trajectory(spec, stop.failure),)
+        except ApiError as error:
+            return (failed_trajectory(spec, _lost("session", str(error)).failure),)
+        endpoint = self._endpoint(spec, task, live)
+        policy = live.agent = AgentPolicy(self.sessions, live, self.run_agent, endpoint)
+        try:
+            trace = await run_rollout(
+                self._scored(env, live), policy, trouble=self.sessions.generate.unavailable_reason
+            )
+        finally:
+            await policy.stop()
+            was_open = self.sessions.close(live)
+        outcome = trace.outcome
+        if not was_open:
+            outcome = _lost("session", "closed before the rollout ended").failure
+        return live.session.trajectories(task_id=task.id, group_id=spec.group_id, outcome=outcome)
+
+    def _endpoint(self, spec: RolloutSpec, task: Task, live: LiveSession) -> AgentEndpoint:
+        details = getattr(self.taskset, "details", None)
+        told = {
+            **(details(task) if details is not None else {}),
+            "id": task.id,
+            "prompt": task.messages[-1].content,
+            "messages": [message_to_openai(message) for message in task.messages],
+        }
+        return AgentEndpoint(
+            spec=spec,
+            task=told,
+            base_url=self.base_url,
+            session=live,
+            tells_verdict=self.settings.posted_verdict,
+        )
+
+    def _scored(self, env: Env, live: LiveSession) -> Env:
+        """The environment, with the verdict from where the settings say."""
+        if self.settings.posted_verdict:
+            return ScoredElsewhere(env, lambda: _posted_verdict(live))
+        url = self.settings.reward_url
+        if url is not None:
+            server = ServerClient(url, self.http, timeout_s=self.settings.reward_timeout_s)
+            return ScoredElsewhere(env, lambda: _reward_of_url(server, live))
+        return env
+
+
+def _is_lost(branch: Trajectory) -> bool:
+    """Whether the agent was lost, rather than the rollout failed."""
+    outcome = branch.outcome
+    return isinstance(outcome, Failure) and (outcome.kind, outcome.where) == (
+        "infrastructure",
+        "agent",
+    )
+
+
+def _lost(where: str, what: str) -> RolloutFailed:
+    return RolloutFailed("infrastructure", where, what)
+
+
+class AgentPolicy:
+    """Policy whose replies an agent elsewhere decides: the calls of the environment's tools, one
+    after another, then its last reply."""
+
+    def __init__(
+        self,
+        sessions: SessionManager,
+        live: LiveSession,
+        run_agent: RunAgent,
+        endpoint: AgentEndpoint,
+    ) -> None:
+        self.live, self.endpoint = live, endpoint
+        self._sessions, self._run_agent = sessions, run_agent
+        self._replied = False
+        self._running: asyncio.Future[None] | None = None
+        self._calls: asyncio.Queue[_ToolCalls] = asyncio.Queue()
+        self._asked: _ToolCalls | None = None  # whose results are awaited
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
+        if self._running is None:
+            told = {**self.endpoint.task, "tools": [tool_to_openai(tool) for tool in tools]}
+            self.endpoint = replace(self.endpoint, task=told)
+            self._running = asyncio.ensure_future(self._run_agent(self.endpoint))
+        elif self._asked is not None:
+            self._asked.answer(messages)
+        calls = asyncio.ensure_future(self._calls.get())
+        try:
+            either: set[asyncio.Future[Any]] = {calls, self._running}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if calls.done():
+                self._asked = calls.result()
+                return self._reply_with(self._asked.calls)
+        finally:
+            calls.cancel()
+        try:
+            self._running.result()
+        except RolloutFailed as stop:
+            raise self._blamed(stop) from stop
+        return await self._last_reply()
+
+    async def call_tools(self, calls: tuple[ToolCall, ...]) -> tuple[Message, ...]:
+        """Results of the environment's tools, for the agent."""
+        if self._running is None or self._running.done():
+            raise ApiError("the rollout is over", status=409)
+        asked = _ToolCalls(calls)
+        self._calls.put_nowait(asked)
+        return await asked.results
+
+    def end(self) -> None:
+        """The agent says that it is done."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    async def stop(self) -> None:
+        """End the agent and whatever waits for it."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+            with suppress(asyncio.CancelledError, RolloutFailed):
+                self._running.result()
+        left = [] if self._asked is None else [self._asked]
+        while not self._calls.empty():
+            left.append(self._calls.get_nowait())
+        for asked in left:
+            asked.refuse()
+
+    def _reply_with(self, calls: tuple[ToolCall, ...]) -> Message:
+        """The newest reply if it has these calls, as it usually has, else one without content."""
+        nodes = self.live.session.tree.nodes
+        reply = nodes[-1].messages()[1] if nodes else None
+        same = reply is not None and [(c.name, c.arguments) for c in reply.tool_calls] == [
+            (c.name, c.arguments) for c in calls
+        ]
+        if reply is None or not same:
+            return Message(role="assistant", content="", tool_calls=calls)
+        return replace(reply, tool_calls=calls)
+
+    async def _last_reply(self) -> Message:
+        if self._replied:
+            raise RolloutFailed("world", "agent", "it ended, and the environment asks for more")
+        self._replied = True
+        await self.live.wait_delivered(self._sessions.settings.delivery_timeout_s)
+        nodes = self.live.session.tree.nodes
+        if not nodes:
+            raise self._blamed(RolloutFailed("world", "agent", "it ended without a turn"))
+        return replace(nodes[-1].messages()[1], tool_calls=())
+
+    def _blamed(self, stop: RolloutFailed) -> RolloutFailed:
+        """Whose fault the end of the agent is: the error of its last turn says it."""
+        error = self.live.error
+        overlong = isinstance(error, ApiError) and error.code == "context_length_exceeded"
+        if overlong or isinstance(error, OverlongPromptError):
+            return RolloutFailed("policy", "context", str(error))
+        if isinstance(error, EngineUnavailableError):
+            return RolloutFailed("infrastructure", "engine", str(error))
+        return stop
+
+
+class _ToolCalls:
+    """Tool calls of an agent, until the environment has answered them."""
+
+    def __init__(self, calls: tuple[ToolCall, ...]) -> None:
+        self.calls = calls
+        self.results: asyncio.Future[tuple[Message, ...]] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    def answer(self, messages: Sequence[Message]) -> None:
+        """Take the messages after the last reply."""
+        count = next(i for i, each in enumerate(reversed(messages)) if each.role == "assistant")
+        if not self.results.done():
+            self.results.set_result(tuple(messages[len(messages) - count :]))
+
+    def refuse(self) -> None:
+        if not self.results.done():
+            self.results.set_exception(ApiError("the rollout is over", status=409))
+            self.results.exception()  # its request may be gone
+
+
+class ScoredElsewhere:
+    """An environment whose verdict comes from elsewhere."""
+
+    def __init__(self, env: Env, score: Callable[[], Awaitable[Verdict]]) -> None:
+        self._env, self._score = env, score
+
+    @property
+    def task(self) -> Task:
+        return self._env.task
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return self._env.tools
+
+    async def reset(self) -> None:
+        await self._env.reset()
+
+    async def step(self, reply: Message) -> tuple[Message, ...]:
+        return await self._env.step(reply)
+
+    async def score(self) -> Verdict:
+        return await self._score()
+
+    async def close(self) -> None:
+        await self._env.close()
+
+
+async def _posted_verdict(live: LiveSession) -> Verdict:
+    await live.scored.wait()
+    if isinstance(live.outcome, Failure):
+        raise RolloutFailed(live.outcome.kind, live.outcome.where, live.outcome.what)
+    return live.outcome
+
+
+async def _reward_of_url(server: ServerClient, live: LiveSession) -> Verdict:
+    """The verdict of a callback: POST of the task and the conversation of the newest branch."""
+    assert live.agent is not None
+    path = live.session.tree.nodes[-1].path() if live.session.tree.nodes else []
+    turns = [node.messages() for node in path]
+    body = {
+        "task": live.agent.endpoint.task,
+        "session": live.session.id,
+        "messages": [message_to_openai(m) for new, reply in turns for m in (*new, reply)],
+    }
+    try:
+        return json_codec.decode(Verdict, await server.post("", body))
+    except EngineUnavailableError as error:
+        raise RolloutFailed("infrastructure", "reward_url", str(error)) from error
+    except (RequestRejectedError, json_codec.RecordDecodeError) as error:
+        raise RolloutFailed("grader", "reward_url", str(error)) from error
+
+
+# --- ways to run an agent -------------------------------------------------------------------------
+
+
+async def run_at_url(server: ServerClient, endpoint: AgentEndpoint) -> None:
+    """POST the rollout to a service; its response is the agent's end."""
+    try:
+        await server.post("", endpoint.as_json())
+    except EngineUnavailableError as error:
+        raise _lost("agent", str(error)) from error
+    except RequestRejectedError as error:
+        raise RolloutFailed("world", "agent", str(error)) from error
+
+
+@dataclass
+class RolloutQueue:
+    """Rollouts of a task that wait for a worker to ask for them.
+
+    A worker that has taken one and sends no request for `idle_timeout_s` is lost."""
+
+    idle_timeout_s: float
+    _waiting: asyncio.Queue[tuple[AgentEndpoint, asyncio.Event]] = field(
+        default_factory=asyncio.Queue
+    )
+
+    async def run_agent(self, endpoint: AgentEndpoint) -> None:
+        live, taken = endpoint.session, asyncio.Event()
+        assert live.agent is not None
+        self._waiting.put_nowait((endpoint, taken))
+        try:
+            await taken.wait()
+        except asyncio.CancelledError:
+            taken.set()  # no worker may take it any more
+            raise
+        live.touch()
+        ends = (live.agent.ended, asyncio.ensure_future(live.scored.wait()))
+        try:
+            while not any(end.done() for end in ends):
+                idle = 0.0 if live.running else time.monotonic() - live.used_at
+                if idle >= self.idle_timeout_s:
+                    raise _lost("agent", f"no request of its worker for {idle:.0f} s")
+                await asyncio.wait(
+                    ends, timeout=self.idle_timeout_s - idle, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            ends[1].cancel()
+
+    async def take(self, wait_s: float) -> AgentEndpoint | None:
+        """The next rollout for a worker; None if there is none within `wait_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while True:
+                    endpoint, taken = await self._waiting.get()
+                    if not taken.is_set():
+                        taken.set()
+                        return endpoint
+        return None

@@ -1,0 +1,269 @@
+"""Agents in processes of their own: trained through the gateway of a run, killed, scored."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from fastapi import FastAPI, Request
+
+from paddock import launch
+from paddock.journal import Ledger
+from paddock.launch.engines import open_model_folder
+from paddock.launch.rollout_engines import open_engines
+from paddock.launch.rollouts import _task_specs, _worker
+from paddock.launch.run_gateway import open_run_gateway
+from paddock.records import Failure, Verdict
+from paddock.rl.group_filter import GroupFilter
+from paddock.rollout.client import InProcessClient
+from paddock.rollout.task_schedule import RolloutSpec
+from tests.patience import PATIENCE_S
+from tests.rl.agent_script import play
+from tests.rl.vault_runs import RECIPE, events, numbers, recipe_in, settings_of
+from tests.serve.live import listening
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["steps=2", "tasks.vault.group_size=2", "credit.keep_zero_variance=true"]
+
+
+def run_with(folder, start, agent, *sets, text=RECIPE):
+    table = "\n".join(f"{key} = {json.dumps(value)}" for key, value in agent.items())
+    recipe = recipe_in(folder, start, f"{text}\n[tasks.vault.agent]\n{table}\n")
+    return launch.rl(recipe, out=folder / "run", overrides=[*SMALL, *sets])
+
+
+SPECS = [RolloutSpec.derive("vault", 0, member, seed=0) for member in range(2)]
+
+
+def log_samples(monkeypatch, log):
+    """Log what the engine samples: session, prompt, completion."""
+    generate = InProcessClient.generate
+
+    async def logged(self, request):
+        output = await generate(self, request)
+        log.append((request.session_id, tuple(request.token_ids), output.completion))
+        return output
+
+    monkeypatch.setattr(InProcessClient, "generate", logged)
+
+
+def check_replay(branches, sampled):
+    """Every token of a rollout is one that the engine sampled for it, after the same tokens."""
+    for branch in branches:
+        prompt = ()
+        for turn in branch.turns:
+            prompt += turn.added_ids
+            assert (branch.session_id, prompt, turn.completion) in sampled
+            prompt += turn.completion.token_ids
+
+
+@asynccontextmanager
+async def agents_of(start, folder, agent):
+    """The rollout function of the vault with this agent, over an engine of its own."""
+    table = "\n".join(f"{key} = {json.dumps(value)}" for key, value in agent.items())
+    settings = settings_of(recipe_in(folder, start, f"{RECIPE}\n[tasks.vault.agent]\n{table}\n"))
+    model = open_model_folder(start, None)
+    async with open_engines(settings, model) as sampling:
+        common = (settings, model, sampling.generate, sampling)
+        async with open_run_gateway(settings, _worker(*common), folder) as gateway:
+            specs = _task_specs(*common, GroupFilter(settings), gateway)
+            yield specs["vault"].rollout_fn
+            assert len(gateway.sessions) == 0
+
+
+async def rollouts_by(start, folder, agent, log=None):
+    with pytest.MonkeyPatch.context() as patch:
+        log_samples(patch, [] if log is None else log)
+        async with agents_of(start, folder, agent) as rollout_fn:
+            return await asyncio.gather(*map(rollout_fn, SPECS))
+
+
+def rollouts_of(run):
+    """Every rollout in a trained group: its branches."""
+    with Ledger(run / "ledger.sqlite") as ledger:
+        assert ledger.group_counts().is_consistent
+        groups = ledger.groups("trained")
+        return [branches for g in groups for branches in ledger.rollouts(g.ordinal).values()]
+
+
+@pytest.mark.parametrize("client", ["openai", "anthropic"])
+def test_a_process_with_a_stock_client_is_trained(start, tmp_path, client):
+    run = run_with(tmp_path, start, {"command": f"python {ROOT}/examples/{client}_agent.py"})
+    found = rollouts_of(run)
+    assert sorted(numbers(run)) == [1, 2] and len(found) == 8
+    for branches in found:
+        assert isinstance(branches[0].outcome, Verdict), branches[0].outcome
+        assert any(turn.trained for turn in branches[0].turns)
+    assert any(len(branches[0].turns) > 1 for branches in found), "some called a tool"
+    assert events(run, "gateway")[0]["url"].startswith("http://127.0.0.1:")
+    secret = run / "gateway.json"
+    assert secret.stat().st_mode & 0o077 == 0
+
+
+# --- how an agent ends ----------------------------------------------------------------------------
+
+SCRIPT = f"{sys.executable} {ROOT / 'tests/rl/agent_script.py'}"
+
+
+@pytest.mark.parametrize(
+    ("how", "label", "what"),
+    [
+        ("breaks", "environment at agent", "it exited with code 1: no such file"),
+        ("does nothing", "environment at agent", "it ended without a turn"),
+        ("too long", "policy at context", "maximum context length"),
+    ],
+)
+def test_an_agent_that_ends_badly_is_a_failure_with_its_cause(start, tmp_path, how, label, what):
+    rollouts = asyncio.run(rollouts_by(start, tmp_path, {"command": f"{SCRIPT} '{how}'"}))
+    for branches in rollouts:
+        outcome = branches[0].outcome
+        assert isinstance(outcome, Failure) and outcome.label == label and what in outcome.what
+
+
+def test_an_agent_that_is_killed_is_begun_again_in_another_session(start, tmp_path):
+    agent = {"command": f"{SCRIPT} 'dies once' {tmp_path}"}
+    sampled = []
+    rollouts = asyncio.run(rollouts_by(start, tmp_path, agent, log=sampled))
+    for branches in rollouts:
+        assert isinstance(branches[0].outcome, Verdict)
+        check_replay(branches, sampled)
+    turns = sum(len(branch.turns) for branches in rollouts for branch in branches)
+    assert len(sampled) == turns + 1, "the turn of the killed agent is in no rollout"
+
+
+def test_an_agent_that_is_killed_again_and_again_is_given_up(start, tmp_path):
+    sampled = []
+    agent = {"command": f"{SCRIPT} dies", "max_retries": 2}
+    for branches in asyncio.run(rollouts_by(start, tmp_path, agent, log=sampled)):
+        assert branches[0].outcome.label == "infrastructure at agent"
+        assert "it was killed by SIGKILL" in branches[0].outcome.what
+    assert len(sampled) == 2 * 3
+
+
+def test_a_command_that_does_not_exist_is_named(start, tmp_path):
+    (branches, _) = asyncio.run(rollouts_by(start, tmp_path, {"command": "no-such-agent"}))
+    assert "no-such-agent" in branches[0].outcome.what
+
+
+# --- other ways to run and to score one -----------------------------------------------------------
+
+
+def reward_server(seen):
+    """A callback that gives half the reward for any conversation."""
+    app = FastAPI()
+
+    @app.post("/score")
+    async def score(request: Request):
+        seen.append(await request.json())
+        return {"reward": 0.5, "parts": {"style": 1}}
+
+    return listening(app)
+
+
+def test_a_callback_scores_the_task_with_its_conversation(start, tmp_path):
+    seen = []
+    with reward_server(seen) as url:
+        agent = {"command": f"{SCRIPT} play", "reward_url": f"{url}/score"}
+        rollouts = asyncio.run(rollouts_by(start, tmp_path, agent))
+    for branches, body in zip(rollouts, sorted(seen, key=lambda b: b["session"]), strict=True):
+        assert branches[0].outcome == Verdict(reward=0.5, parts={"style": 1.0})
+        assert body["task"]["tools"] and body["messages"][0] == body["task"]["messages"][0]
+        assert body["messages"][-1]["role"] == "assistant"
+
+
+def test_a_callback_that_is_down_is_never_a_reward(start, tmp_path):
+    agent = {"command": f"{SCRIPT} play", "reward_url": "http://127.0.0.1:9/score"}
+    for branches in asyncio.run(rollouts_by(start, tmp_path, agent)):
+        assert branches[0].outcome.label == "infrastructure at reward_url"
+
+
+@pytest.mark.parametrize("posted", [False, True])
+def test_workers_pull_rollouts_and_one_may_be_killed(start, tmp_path, posted):
+    agent = {"pull": True, "posted_verdict": posted, "idle_timeout_s": 1.5}
+
+    async def main():
+        async with agents_of(start, tmp_path, agent) as rollout_fn:
+            command = [*SCRIPT.split(), "pull", str(tmp_path / "gateway.json"), "vault"]
+            workers = [subprocess.Popen(command) for _ in range(2)]
+            try:
+                running = [asyncio.ensure_future(rollout_fn(spec)) for spec in SPECS]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                workers[0].kill()
+                return await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)
+            finally:
+                for worker in workers:
+                    worker.kill()
+                    worker.wait()
+
+    for branches in asyncio.run(main()):
+        assert isinstance(branches[0].outcome, Verdict)
+        assert branches[0].outcome.note == ("by the worker" if posted else "")
+
+
+def test_an_agent_behind_a_url_is_started_by_a_post(start, tmp_path):
+    told = []
+    app = FastAPI()
+
+    @app.post("/start")
+    def play_one(rollout: dict):
+        told.append(rollout)
+        play(f"{rollout['base_url']}/v1", rollout["api_key"], rollout["task"])
+        return {}
+
+    with listening(app) as url:
+        rollouts = asyncio.run(rollouts_by(start, tmp_path, {"url": f"{url}/start"}))
+    assert [isinstance(branches[0].outcome, Verdict) for branches in rollouts] == [True, True]
+    assert {each["session"] for each in told} == {spec.session_id for spec in SPECS}
+    assert all("verdict_key" not in each for each in told)
+    rollouts = asyncio.run(rollouts_by(start, tmp_path, {"url": f"{url}/gone"}))
+    assert {branches[0].outcome.label for branches in rollouts} == {"infrastructure at agent"}
+
+
+# --- killed at random moments ---------------------------------------------------------------------
+
+
+def kill_children(marked, kills, stop):
+    """Kill processes of agents at random moments, until `kills` were killed."""
+    rng, killed = Random(0), 0
+    while killed < kills and not stop.wait(rng.uniform(0.0, 0.3)):
+        found = [pid for pid in children() if marked in cmdline(pid)]
+        if found:
+            with suppress(ProcessLookupError):
+                os.kill(rng.choice(found), signal.SIGKILL)
+                killed += 1
+    return killed
+
+
+def children():
+    every = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [int(pid) for file in every for pid in file.read_text().split()]
+
+
+def cmdline(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def test_killed_agents_cost_no_group_and_duplicate_nothing(start, tmp_path, monkeypatch):
+    sampled, stop = [], threading.Event()
+    log_samples(monkeypatch, sampled)
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill_children, "agent_script", 4, stop)
+        run = run_with(tmp_path, start, {"command": f"{SCRIPT} slow", "max_retries": 10})
+        stop.set()
+    assert killing.result() == 4
+    with Ledger(run / "ledger.sqlite") as ledger:
+        assert list(ledger.failure_counts()) == []
+    found = rollouts_of(run)
+    assert len(found) == 8
+    for branches in found:
+        check_replay(branches, sampled)
