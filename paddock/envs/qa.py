@@ -48,7 +48,11 @@ class QASettings(EnvSettings):
     python_tool: PythonToolSettings | None = None  # None: no Python tool
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        return tuple(file for part in self.rewards for file in part.data_files())
+        return tuple(file for part in self.reward_settings() for file in part.data_files())
+
+    def reward_settings(self) -> tuple[RewardSettingsUnion, ...]:
+        """All further rewards."""
+        return self.rewards
 
     def make_without_data(self) -> "QATaskset":
         return self.without_calibration().make_taskset()  # type: ignore[return-value]
@@ -62,7 +66,7 @@ class QASettings(EnvSettings):
     ) -> "QATaskset":
         if (tools or self.python_tool) and self.max_turns < 2:
             raise EnvError(f"max_turns must be at least 2 with tools, got {self.max_turns}")
-        rewards = tuple(part.make_reward() for part in self.rewards)
+        rewards = tuple(part.make_reward() for part in self.reward_settings())
         names = ["correct", "formed", *(reward.name for reward in rewards)]
         if twice := [name for name in names if names.count(name) > 1]:
             raise EnvError(f"rewards: the name {twice[0]!r} is used twice; set 'name' of one")
@@ -114,7 +118,7 @@ class QATaskset:
         return Task(
             id=f"{self.name}/{self.shape_hash}/{split}/{row}",
             env=self.name,
-            messages=(Message(role="user", content=content),),
+            messages=(*example.before, Message(role="user", content=content)),
             budget=self.budget,
         )
 
@@ -142,7 +146,12 @@ class QATaskset:
         return scripted_policy(Message(role="assistant", content=self.answer_format.render(answer)))
 
     async def score(self, example: QAExample, messages: tuple[Message, ...]) -> Verdict:
-        submission = Submission(messages=messages, reference=example.answer)
+        submission = Submission(
+            messages=messages,
+            reference=example.answer,
+            prompt_length=len(example.before) + 1,
+            columns=example.columns or {"prompt": example.question, "answer": example.answer},
+        )
         submission = replace(submission, answer=self.answer_format.extract(submission.reply))
 
         async def correct(submission: Submission) -> RewardScore:
@@ -177,12 +186,12 @@ async def verify_text(answer: str, example: QAExample) -> RewardScore:
 
 
 class QAFileSettings(QASettings):
-    """Questions from a file, scored by rules, a reward model or an LLM judge."""
+    """Questions from files of rows."""
 
     row_format: ClassVar[str] = '{"question" or "prompt"}, and {"answer" or "reference"} if known'
 
     answer_format: AnswerFormatName = "whole"
-    train_file: str = ""  # JSONL or JSON, .gz or not, with rows of `row_format`
+    train_file: str = ""  # JSONL or JSON, .gz or not, or Parquet, with rows of `row_format`
     test_file: str = ""
     correct_weight: float = 0.0
 
@@ -192,7 +201,7 @@ class QAFileSettings(QASettings):
 
     def validate_args(self) -> None:
         """Raise EnvError for inconsistent settings, before any file is read."""
-        if not (self.correct_weight or self.format_weight or self.rewards):
+        if not (self.correct_weight or self.format_weight or self.reward_settings()):
             raise EnvError(
                 "the environment needs a reward: set 'rewards', for example [{kind = \"exact\"}], "
                 "or 'correct_weight' or 'format_weight'"
@@ -202,18 +211,23 @@ class QAFileSettings(QASettings):
 
     def parse_row(self, row: JsonRow) -> QAExample | None:
         """The example of a row; None: skip the row."""
-        return parse_qa_row(row)
+        known = not {"answer", "reference"}.isdisjoint(row.fields)
+        return QAExample(
+            question=row.get_text("question", "prompt"),
+            answer=row.get_text("answer", "reference") if known else "",
+        )
 
     def make_from_dataset(self, dataset: QADataset) -> QATaskset:
         """The environment over this dataset."""
-        return self.make_qa_taskset("ask", dataset, verify_text)
+        raise NotImplementedError
 
     def make_without_data(self) -> QATaskset:
         self.validate_args()
         return self.without_calibration().make_from_dataset(ListDataset([], []))
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        contains = f"JSONL or a JSON list, .gz or not, one example per row: {self.row_format}"
+        kinds = "JSONL or a JSON list, .gz or not, or Parquet"
+        contains = f"{kinds}, one example per row: {self.row_format}"
         own = (
             RequiredFile(path=path, contains=contains)
             for path in (self.train_file, self.test_file)
@@ -238,12 +252,3 @@ def _read(path: str, parse: Callable[[JsonRow], QAExample | None]) -> list[QAExa
     if not found:
         raise RowError(f"{path} has no examples")
     return found
-
-
-def parse_qa_row(row: JsonRow) -> QAExample:
-    """The question of a row, with its answer if it has one."""
-    known = not {"answer", "reference"}.isdisjoint(row.fields)
-    return QAExample(
-        question=row.get_text("question", "prompt"),
-        answer=row.get_text("answer", "reference") if known else "",
-    )
