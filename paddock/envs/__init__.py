@@ -9,6 +9,7 @@ data_file.py  prompts from JSONL or Parquet, with your reward functions
 datasets.py  example datasets, generated or listed
 jsonl.py     rows of JSONL, JSON and Parquet files
 json_schema.py  JSON Schema validation
+mcp_server.py  the tools of MCP servers
 tools.py     tools that an environment provides
 python_tool.py  a Python interpreter as a tool
 worker_pool.py  third-party functions in processes that can be killed

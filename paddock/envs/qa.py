@@ -17,6 +17,7 @@ from paddock.envs.chat_env import ChatEnv, ToolsFactory
 from paddock.envs.datasets import ListDataset, QADataset, QAExample
 from paddock.envs.env import Policy, Split, scripted_policy
 from paddock.envs.jsonl import JsonRow, RowError, read_rows
+from paddock.envs.mcp_server import McpServerSettings, open_mcp_servers
 from paddock.envs.python_tool import PythonToolSettings, make_python_tool
 from paddock.envs.registry import EnvError, EnvSettings
 from paddock.envs.rewards import (
@@ -46,6 +47,7 @@ class QASettings(EnvSettings):
     format_weight: float = 0.0  # weight of an answer in the required format
     rewards: tuple[RewardSettingsUnion, ...] = ()  # further rewards
     python_tool: PythonToolSettings | None = None  # None: no Python tool
+    mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)  # whose tools to offer
 
     def data_files(self) -> tuple[RequiredFile, ...]:
         return tuple(file for part in self.reward_settings() for file in part.data_files())
@@ -64,7 +66,7 @@ class QASettings(EnvSettings):
     def make_qa_taskset(
         self, name: str, dataset: QADataset, verify: AnswerVerifier, *, tools: tuple[Tool, ...] = ()
     ) -> "QATaskset":
-        if (tools or self.python_tool) and self.max_turns < 2:
+        if (tools or self.python_tool or self.mcp_servers) and self.max_turns < 2:
             raise EnvError(f"max_turns must be at least 2 with tools, got {self.max_turns}")
         rewards = tuple(part.make_reward() for part in self.reward_settings())
         names = ["correct", "formed", *(reward.name for reward in rewards)]
@@ -80,8 +82,12 @@ class QASettings(EnvSettings):
             rewards=rewards,
             budget=Budget(turns=self.max_turns, seconds=self.timeout_s, output_bytes=20_000),
             tools=tools,
-            tools_factory=make_python_tool(self.python_tool) if self.python_tool else None,
+            factories=self._tools_factories(),
         )
+
+    def _tools_factories(self) -> tuple[ToolsFactory, ...]:
+        python = (make_python_tool(self.python_tool),) if self.python_tool else ()
+        return (*python, open_mcp_servers(self.mcp_servers)) if self.mcp_servers else python
 
 
 def _without_calibration(part: RewardSettingsUnion) -> RewardSettingsUnion:
@@ -106,7 +112,7 @@ class QATaskset:
     rewards: tuple[WeightedReward, ...]
     budget: Budget
     tools: tuple[Tool, ...] = ()  # without setup
-    tools_factory: ToolsFactory | None = None  # with setup per rollout
+    factories: tuple[ToolsFactory, ...] = ()  # of tools with setup per rollout
 
     def size(self, split: Split) -> int | None:
         return self.dataset.size(split)
@@ -133,7 +139,7 @@ class QATaskset:
         async def score(messages: tuple[Message, ...]) -> Verdict:
             return await self.score(example, messages)
 
-        return ChatEnv(task, score, tools=self.tools, tools_factory=self.tools_factory)
+        return ChatEnv(task, score, tools=self.tools, factories=self.factories)
 
     def solver(self, task: Task) -> Policy:
         answer = self.example_of(task).answer
