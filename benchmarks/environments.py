@@ -94,7 +94,7 @@ def gym() -> list[Claim]:
 
     names = sorted(reasoning_gym.factory.DATASETS)
     workers = [
-        WorkerPool("paddock.envs.reasoning_gym:run_reasoning_gym", preload="reasoning_gym")
+        WorkerPool("paddock.envs.reasoning_gym:run_reasoning_gym", preload=("reasoning_gym",))
         for _ in range(2)
     ]
     nondeterministic, unsound, unsolved, broken = [], [], [], []
@@ -188,7 +188,7 @@ def algebra() -> list[Claim]:
 
     pairs = [(f"x^2+{2 * n}x+{n * n}", f"(x+{n})^2") for n in range(40)]
     workers = WorkerPool(
-        "paddock.envs.math.verifier:answers_equal", preload="paddock.envs.math.verifier:warm_up"
+        "paddock.envs.math.verifier:answers_equal", preload=("paddock.envs.math.verifier:warm_up",)
     )
     warm_up()
     workers.call_blocking(*pairs[0], seconds=60)

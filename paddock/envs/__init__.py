@@ -5,10 +5,12 @@ registry.py  all environments, by name
 qa.py        environments that ask one question and verify the answer
 chat_env.py  an Env for one conversation with tools
 answer_format.py  answer extraction: boxed, tagged, last number, last line
+data_file.py  prompts from JSONL or Parquet, with your reward functions
 datasets.py  example datasets, generated or listed
 http_tasks.py  tasks for agents elsewhere
-jsonl.py     rows of JSONL and JSON files
+jsonl.py     rows of JSONL, JSON and Parquet files
 json_schema.py  JSON Schema validation
+mcp_server.py  the tools of MCP servers
 tools.py     tools that an environment provides
 python_tool.py  a Python interpreter as a tool
 worker_pool.py  third-party functions in processes that can be killed

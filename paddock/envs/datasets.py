@@ -4,15 +4,16 @@ The split of a generated example is a hash of its text, so that no seed or setti
 example into training.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from paddock.envs.env import Split
 from paddock.envs.registry import EnvError
+from paddock.records import Message
 
 TEST_SPLIT_ONE_IN = 4  # one generated example in this many is a test example
 _TRIES = 2000
@@ -25,6 +26,8 @@ class QAExample:
     near: tuple[str, ...] = ()  # plausible wrong answers
     hidden: str = ""  # further data for the verifier: tests, a seed
     any_order: bool = False  # the answer is a set
+    before: tuple[Message, ...] = field(default=(), repr=False)  # messages before the question
+    columns: Mapping[str, Any] = field(default_factory=dict, repr=False)  # see Submission.columns
 
 
 class QADataset(Protocol):
@@ -83,8 +86,8 @@ class ListDataset:
     def __init__(
         self, train: Sequence[QAExample], test: Sequence[QAExample], *, seed: int = 0
     ) -> None:
-        test_questions = {example.question for example in test}
-        kept = tuple(example for example in train if example.question not in test_questions)
+        test_prompts = {_prompt(example) for example in test}
+        kept = tuple(example for example in train if _prompt(example) not in test_prompts)
         self._rows: dict[Split, tuple[QAExample, ...]] = {"train": kept, "test": tuple(test)}
         self._seed = seed
 
@@ -100,6 +103,10 @@ class ListDataset:
 
     def example(self, split: Split, row: int) -> QAExample:
         return self._rows[split][row]
+
+
+def _prompt(example: QAExample) -> str:
+    return example.question if not example.before else repr((example.before, example.question))
 
 
 @lru_cache(maxsize=8)

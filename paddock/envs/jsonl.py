@@ -1,4 +1,4 @@
-"""Rows of JSONL files or JSON lists, plain or gzip."""
+"""Rows of JSONL files or JSON lists, plain or gzip, and of Parquet files."""
 
 import gzip
 import json
@@ -41,6 +41,9 @@ class JsonRow:
 def read_rows(path: str | Path) -> Iterator[JsonRow]:
     """Read the rows of a file in order."""
     file = Path(path)
+    if file.suffix == ".parquet":
+        yield from _read_parquet(file)
+        return
     try:
         raw = file.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
@@ -54,6 +57,23 @@ def read_rows(path: str | Path) -> Iterator[JsonRow]:
         if line.strip():
             where = f"{file.name}:{line_number}"
             yield _row(where, _json(where, line))
+
+
+def _read_parquet(file: Path) -> Iterator[JsonRow]:
+    """Rows as JSON has them: what JSON does not know, such as a date, as its text."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise RowError(f"{file} needs pyarrow: pip install 'paddock[data]'") from None
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(file).iter_batches():
+            for entry in batch.to_pylist():
+                number += 1
+                fields = json.loads(json.dumps(entry, default=str))
+                yield JsonRow(f"{file.name}[{number}]", fields)
+    except (OSError, ArrowException) as error:
+        raise RowError(f"cannot read {file}: {error}") from None
 
 
 def _json(where: str, text: str) -> Any:

@@ -48,7 +48,7 @@ def make_python_tool(settings: PythonToolSettings) -> ToolsFactory:
 
             yield (Tool(SPEC, run),)
 
-    return open_tools
+    return ToolsFactory((SPEC,), open_tools)
 
 
 def _format_result(reply: PythonResult) -> str:

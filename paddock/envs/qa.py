@@ -17,6 +17,7 @@ from paddock.envs.chat_env import ChatEnv, ToolsFactory
 from paddock.envs.datasets import ListDataset, QADataset, QAExample
 from paddock.envs.env import Policy, Split, scripted_policy
 from paddock.envs.jsonl import JsonRow, RowError, read_rows
+from paddock.envs.mcp_server import McpServerSettings, open_mcp_servers
 from paddock.envs.python_tool import PythonToolSettings, make_python_tool
 from paddock.envs.registry import EnvError, EnvSettings
 from paddock.envs.rewards import (
@@ -46,9 +47,14 @@ class QASettings(EnvSettings):
     format_weight: float = 0.0  # weight of an answer in the required format
     rewards: tuple[RewardSettingsUnion, ...] = ()  # further rewards
     python_tool: PythonToolSettings | None = None  # None: no Python tool
+    mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)  # whose tools to offer
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        return tuple(file for part in self.rewards for file in part.data_files())
+        return tuple(file for part in self.reward_settings() for file in part.data_files())
+
+    def reward_settings(self) -> tuple[RewardSettingsUnion, ...]:
+        """All further rewards."""
+        return self.rewards
 
     def make_without_data(self) -> "QATaskset":
         return self.without_calibration().make_taskset()  # type: ignore[return-value]
@@ -60,9 +66,9 @@ class QASettings(EnvSettings):
     def make_qa_taskset(
         self, name: str, dataset: QADataset, verify: AnswerVerifier, *, tools: tuple[Tool, ...] = ()
     ) -> "QATaskset":
-        if (tools or self.python_tool) and self.max_turns < 2:
+        if (tools or self.python_tool or self.mcp_servers) and self.max_turns < 2:
             raise EnvError(f"max_turns must be at least 2 with tools, got {self.max_turns}")
-        rewards = tuple(part.make_reward() for part in self.rewards)
+        rewards = tuple(part.make_reward() for part in self.reward_settings())
         names = ["correct", "formed", *(reward.name for reward in rewards)]
         if twice := [name for name in names if names.count(name) > 1]:
             raise EnvError(f"rewards: the name {twice[0]!r} is used twice; set 'name' of one")
@@ -76,8 +82,12 @@ class QASettings(EnvSettings):
             rewards=rewards,
             budget=Budget(turns=self.max_turns, seconds=self.timeout_s, output_bytes=20_000),
             tools=tools,
-            tools_factory=make_python_tool(self.python_tool) if self.python_tool else None,
+            factories=self._tools_factories(),
         )
+
+    def _tools_factories(self) -> tuple[ToolsFactory, ...]:
+        python = (make_python_tool(self.python_tool),) if self.python_tool else ()
+        return (*python, open_mcp_servers(self.mcp_servers)) if self.mcp_servers else python
 
 
 def _without_calibration(part: RewardSettingsUnion) -> RewardSettingsUnion:
@@ -102,7 +112,7 @@ class QATaskset:
     rewards: tuple[WeightedReward, ...]
     budget: Budget
     tools: tuple[Tool, ...] = ()  # without setup
-    tools_factory: ToolsFactory | None = None  # with setup per rollout
+    factories: tuple[ToolsFactory, ...] = ()  # of tools with setup per rollout
 
     def size(self, split: Split) -> int | None:
         return self.dataset.size(split)
@@ -114,7 +124,7 @@ class QATaskset:
         return Task(
             id=f"{self.name}/{self.shape_hash}/{split}/{row}",
             env=self.name,
-            messages=(Message(role="user", content=content),),
+            messages=(*example.before, Message(role="user", content=content)),
             budget=self.budget,
         )
 
@@ -129,7 +139,7 @@ class QATaskset:
         async def score(messages: tuple[Message, ...]) -> Verdict:
             return await self.score(example, messages)
 
-        return ChatEnv(task, score, tools=self.tools, tools_factory=self.tools_factory)
+        return ChatEnv(task, score, tools=self.tools, factories=self.factories)
 
     def solver(self, task: Task) -> Policy:
         answer = self.example_of(task).answer
@@ -142,7 +152,12 @@ class QATaskset:
         return scripted_policy(Message(role="assistant", content=self.answer_format.render(answer)))
 
     async def score(self, example: QAExample, messages: tuple[Message, ...]) -> Verdict:
-        submission = Submission(messages=messages, reference=example.answer)
+        submission = Submission(
+            messages=messages,
+            reference=example.answer,
+            prompt_length=len(example.before) + 1,
+            columns=example.columns or {"prompt": example.question, "answer": example.answer},
+        )
         submission = replace(submission, answer=self.answer_format.extract(submission.reply))
 
         async def correct(submission: Submission) -> RewardScore:
@@ -177,12 +192,12 @@ async def verify_text(answer: str, example: QAExample) -> RewardScore:
 
 
 class QAFileSettings(QASettings):
-    """Questions from a file, scored by rules, a reward model or an LLM judge."""
+    """Questions from files of rows."""
 
     row_format: ClassVar[str] = '{"question" or "prompt"}, and {"answer" or "reference"} if known'
 
     answer_format: AnswerFormatName = "whole"
-    train_file: str = ""  # JSONL or JSON, .gz or not, with rows of `row_format`
+    train_file: str = ""  # JSONL or JSON, .gz or not, or Parquet, with rows of `row_format`
     test_file: str = ""
     correct_weight: float = 0.0
 
@@ -192,7 +207,7 @@ class QAFileSettings(QASettings):
 
     def validate_args(self) -> None:
         """Raise EnvError for inconsistent settings, before any file is read."""
-        if not (self.correct_weight or self.format_weight or self.rewards):
+        if not (self.correct_weight or self.format_weight or self.reward_settings()):
             raise EnvError(
                 "the environment needs a reward: set 'rewards', for example [{kind = \"exact\"}], "
                 "or 'correct_weight' or 'format_weight'"
@@ -202,18 +217,23 @@ class QAFileSettings(QASettings):
 
     def parse_row(self, row: JsonRow) -> QAExample | None:
         """The example of a row; None: skip the row."""
-        return parse_qa_row(row)
+        known = not {"answer", "reference"}.isdisjoint(row.fields)
+        return QAExample(
+            question=row.get_text("question", "prompt"),
+            answer=row.get_text("answer", "reference") if known else "",
+        )
 
     def make_from_dataset(self, dataset: QADataset) -> QATaskset:
         """The environment over this dataset."""
-        return self.make_qa_taskset("ask", dataset, verify_text)
+        raise NotImplementedError
 
     def make_without_data(self) -> QATaskset:
         self.validate_args()
         return self.without_calibration().make_from_dataset(ListDataset([], []))
 
     def data_files(self) -> tuple[RequiredFile, ...]:
-        contains = f"JSONL or a JSON list, .gz or not, one example per row: {self.row_format}"
+        kinds = "JSONL or a JSON list, .gz or not, or Parquet"
+        contains = f"{kinds}, one example per row: {self.row_format}"
         own = (
             RequiredFile(path=path, contains=contains)
             for path in (self.train_file, self.test_file)
@@ -238,12 +258,3 @@ def _read(path: str, parse: Callable[[JsonRow], QAExample | None]) -> list[QAExa
     if not found:
         raise RowError(f"{path} has no examples")
     return found
-
-
-def parse_qa_row(row: JsonRow) -> QAExample:
-    """The question of a row, with its answer if it has one."""
-    known = not {"answer", "reference"}.isdisjoint(row.fields)
-    return QAExample(
-        question=row.get_text("question", "prompt"),
-        answer=row.get_text("answer", "reference") if known else "",
-    )

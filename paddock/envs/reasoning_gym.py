@@ -60,7 +60,7 @@ class ReasoningGymDataset:
         self._workers = shared_pool(
             "paddock.envs.reasoning_gym:run_reasoning_gym",
             count=settings.num_workers,
-            preload="reasoning_gym",
+            preload=("reasoning_gym",),
         )
         self._find = lru_cache(maxsize=4096)(self._generate)
         self._last: dict[Split, int] = {}  # last requested row

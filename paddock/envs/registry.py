@@ -74,8 +74,8 @@ class EnvSpec:
 
 REGISTRY: dict[str, EnvSpec] = {
     "ask": EnvSpec(
-        about="questions from a file, scored by rules, a reward model or an LLM judge",
-        settings="paddock.envs.qa:QAFileSettings",
+        about="prompts from JSONL or Parquet, scored by your functions, rules, a model or a judge",
+        settings="paddock.envs.data_file:DataFileSettings",
     ),
     "code": EnvSpec(
         about="small functions to write, verified by hidden tests in a sandbox",

@@ -53,11 +53,13 @@ class WorkerLimitExceeded(WorkerError):
 class WorkerPool:
     """A process that calls `target` ("module:function"), started on first use, with `count` calls
     at a time; a slow call gives up its slot. Usable from any thread and event loop. `preload` is a
-    module to import, or a "module:function" to call, before the first call and outside its
-    limits."""
+    module to import, or a "module:function" to call with the strings that follow, before the first
+    call and outside its limits. `network`: not isolated from it."""
 
-    def __init__(self, target: str, *, count: int = 1, preload: str = "") -> None:
-        self._command = (target, preload)
+    def __init__(
+        self, target: str, *, count: int = 1, preload: tuple[str, ...] = (), network: bool = False
+    ) -> None:
+        self._command, self._network = (target, *preload), network
         self._running: list[_Process] = []
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(count)
@@ -116,14 +118,16 @@ class WorkerPool:
             if self._running and self._running[0].ended():
                 self._running.pop().end()
             if not self._running:
-                self._running.append(_Process(*self._command))
+                self._running.append(_Process(self._command, self._network))
             return self._running[0]
 
 
 @cache
-def shared_pool(target: str, *, count: int = 1, preload: str = "") -> WorkerPool:
+def shared_pool(
+    target: str, *, count: int = 1, preload: tuple[str, ...] = (), network: bool = False
+) -> WorkerPool:
     """A pool shared by all callers with the same arguments: many environments, one process."""
-    return WorkerPool(target, count=count, preload=preload)
+    return WorkerPool(target, count=count, preload=preload, network=network)
 
 
 def _end(running: "list[_Process]", threads: ThreadPoolExecutor) -> None:
@@ -176,11 +180,11 @@ class _Call:
 
 
 class _Process:
-    def __init__(self, target: str, preload: str) -> None:
-        command = [sys.executable, "-m", "paddock.envs.worker_pool", target, preload]
-        self._target = target
+    def __init__(self, call: tuple[str, ...], network: bool) -> None:
+        command = [sys.executable, "-m", "paddock.envs.worker_pool", *call]
+        self._target = target = call[0]
         self._turn = threading.Lock()
-        isolation = _BWRAP if can_isolate() else ()
+        isolation = (*_BWRAP, *(["--share-net"] if network else [])) if can_isolate() else ()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._child = subprocess.Popen(
@@ -243,14 +247,14 @@ def can_isolate() -> bool:
     return subprocess.run([*_BWRAP, "true"], capture_output=True, check=False).returncode == 0
 
 
-def worker_main(target: str, preload: str) -> None:
+def worker_main(target: str, *preload: str) -> None:
     """Entry point of a worker: import the function, then fork per call until the pool closes."""
     line = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)  # code that reads stdin must not consume calls
     try:
         if preload:
-            _preload(preload)
+            _preload(*preload)
         module, _, name = target.partition(":")
         function = getattr(import_module(module), name)
     except Exception as error:
@@ -294,11 +298,11 @@ def _run_call(target: str, function: Any, request: int, out: int, *, forked: boo
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _preload(name: str) -> None:
+def _preload(name: str, *arguments: str) -> None:
     module, _, function = name.partition(":")
     found = import_module(module)
     if function:
-        getattr(found, function)()
+        getattr(found, function)(*arguments)
 
 
 if __name__ == "__main__":

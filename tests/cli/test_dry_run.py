@@ -58,7 +58,7 @@ def test_glm5_reasoning_uses_the_python_tool_and_a_judge_for_science():
     assert len({task.ratio for task in tasks.values()}) == 1  # balanced
     assert tasks["tools"].env == "math-file"
     opened = load_env_settings("math-file", tasks["tools"].args).make_without_data()
-    assert opened.tools_factory is not None  # the Python tool
+    assert opened.factories  # the Python tool
     (judge,) = tasks["science"].args["rewards"]
     assert (judge["kind"], judge["min_score"], judge["max_score"]) == ("judge", 0, 1)  # binary
 

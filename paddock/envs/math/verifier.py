@@ -25,7 +25,7 @@ def make_math_verifier(*, count: int = 1, seconds: float = 10.0) -> AnswerVerifi
     if not find_spec("math_verify"):
         raise EnvError("math-verify is not installed: pip install 'paddock[envs]'")
     here = "paddock.envs.math.verifier"
-    workers = shared_pool(f"{here}:answers_equal", count=count, preload=f"{here}:warm_up")
+    workers = shared_pool(f"{here}:answers_equal", count=count, preload=(f"{here}:warm_up",))
 
     async def verify(answer: str, problem: QAExample) -> RewardScore:
         right = problem.answer

@@ -7,6 +7,7 @@ calibration.py  agreement of a reward function with human scores
 judge.py      LLM judge
 reward_model.py  outcome reward model behind HTTP
 endpoint.py   POST of JSON with retries
+function.py   Python functions, called as TRL calls them
 rules.py      exact match, regex, contains, token F1, length, JSON schema
 reward.py     submission, score, weighted reward and their combination
 settings.py   reward settings of a recipe
@@ -29,12 +30,13 @@ from paddock.envs.rewards.reward import (
     combine_rewards,
 )
 from paddock.envs.rewards.reward_model import OutcomeRewardModel
-from paddock.envs.rewards.settings import RewardSettingsUnion
+from paddock.envs.rewards.settings import FunctionReward, RewardSettingsUnion
 
 __all__ = [
     "CalibratedReward",
     "CalibrationExample",
     "EndpointError",
+    "FunctionReward",
     "JsonEndpoint",
     "JudgeAgreement",
     "LLMJudge",

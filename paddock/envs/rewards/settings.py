@@ -14,13 +14,14 @@ from paddock.envs.rewards.calibration import (
     read_calibration_file,
 )
 from paddock.envs.rewards.endpoint import JsonEndpoint
+from paddock.envs.rewards.function import RewardFunction, function_file
 from paddock.envs.rewards.judge import LLMJudge
 from paddock.envs.rewards.reward import RewardFunc, RewardScore, Submission, WeightedReward
 from paddock.envs.rewards.reward_model import OutcomeRewardModel
 
 
 class _RewardSettings(BaseSettings):
-    name: str = ""  # in the verdict; default: the kind
+    name: str = ""  # in the verdict; default: the kind, or the function's name
     weight: float = 1.0
     gate: bool = False  # the score multiplies the total: 0 here is 0 overall
 
@@ -32,10 +33,15 @@ class _RewardSettings(BaseSettings):
         return ()
 
     def make_reward(self) -> WeightedReward:
-        name = self.name or str(getattr(self, "kind"))  # noqa: B009
         return WeightedReward(
-            name=name, func=self.make_reward_func(), weight=self.weight, gate=self.gate
+            name=self.name or self.default_name(),
+            func=self.make_reward_func(),
+            weight=self.weight,
+            gate=self.gate,
         )
+
+    def default_name(self) -> str:
+        return str(getattr(self, "kind"))  # noqa: B009
 
 
 class _RuleSettings(_RewardSettings):
@@ -127,6 +133,28 @@ class JsonSchemaReward(_RuleSettings):
         return rules.matches_json_schema(text, self.json_schema)
 
 
+class FunctionReward(_RewardSettings):
+    """A function of yours, called as TRL calls its reward functions."""
+
+    kind: Literal["function"]
+    func: str = Field(
+        pattern=r"^[^:]+:\w+$"
+    )  # "my_rewards.py:accuracy" or "package.module:accuracy"
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # of CPU time; six times as much by the clock
+    allow_network: bool = False
+
+    def make_reward_func(self) -> RewardFunc:
+        return RewardFunction(self.func, seconds=self.timeout_s, network=self.allow_network)
+
+    def default_name(self) -> str:
+        return self.func.rpartition(":")[2]
+
+    def data_files(self) -> tuple[RequiredFile, ...]:
+        file = function_file(self.func)
+        contains = f"Python with the reward function {self.default_name()!r}"
+        return (RequiredFile(path=file, contains=contains),) if file else ()
+
+
 class _RemoteSettings(_RewardSettings):
     url: str
     api_key_file: str = ""
@@ -214,6 +242,7 @@ RewardSettingsUnion = Annotated[
     | ContainsReward
     | LengthReward
     | JsonSchemaReward
+    | FunctionReward
     | RewardModelReward
     | JudgeReward,
     Field(discriminator="kind"),
