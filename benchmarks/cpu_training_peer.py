@@ -28,6 +28,7 @@ def paddock(model: str, dtype: str) -> Step:
     from paddock.data import PackedBatch
     from paddock.train import Trainer, TrainSettings
     from paddock.train.objective import LanguageModelObjective
+    from paddock.train.run import init_device
     from paddock.train.settings import ComputeSettings, ModelInitSettings, OptimSettings
     from paddock.train.stages import stage_spec
 
@@ -39,6 +40,7 @@ def paddock(model: str, dtype: str) -> Step:
     )
     objective = LanguageModelObjective(stage_spec(settings), settings.loss)
     scratch = Path(tempfile.gettempdir()) / "non_finite.npz"
+    init_device(settings.compute)
     trainer = Trainer(load_pretrained(Path(model)), objective, settings, scratch)
 
     def step(rows: Rows, lr: float) -> float:

@@ -14,6 +14,7 @@ grouped_gemm/     grouped GEMM: one matrix product per expert
 hadamard/         orthonormal Walsh-Hadamard transform
 index_kl/         KL loss of the indexer against the attention distribution
 index_scores/     index scores of the lightning indexer
+linear/           linear layer
 linear_cross_entropy/  output projection and cross-entropy without full logits
 linear_fp32/      linear layer in float32, for routers and index head weights
 mla_decode/       MLA decode in latent space, dense, paged and sparse

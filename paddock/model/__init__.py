@@ -7,6 +7,7 @@ config.py    model configuration, validated
 cost.py      parameter counts, FLOPs and KV cache bytes from the configuration alone
 transformer.py  embedding, layers, norm, head and MTP in one module
 weight_init.py  random weight initialisation from a seed
+linear.py    linear module
 kv_cache.py  KV cache protocol, no cache for training, a growing cache for one sequence
 moe.py       gated MLP, top-k router, routed experts and their balance loss
 mtp.py       multi-token prediction, one layer for all depths

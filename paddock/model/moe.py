@@ -19,6 +19,7 @@ from paddock.kernels.spans import Span
 from paddock.kernels.swiglu import silu_and_mul, swiglu
 from paddock.model.config import MoESettings
 from paddock.model.fuse import fuse_weights, fused_linears
+from paddock.model.linear import Linear
 from paddock.parallel import SINGLE_RANK, ExpertDispatch, MeshDim
 
 
@@ -27,9 +28,9 @@ class GatedMLP(nn.Module):
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(hidden, inner, bias=False)
-        self.up = nn.Linear(hidden, inner, bias=False)
-        self.down = nn.Linear(inner, hidden, bias=False)
+        self.gate = Linear(hidden, inner, bias=False)
+        self.up = Linear(hidden, inner, bias=False)
+        self.down = Linear(inner, hidden, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if x_TD.is_cuda and not torch.is_grad_enabled():

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from paddock.model.config import ModelConfig
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
+from paddock.model.linear import Linear
 from paddock.model.norm import RMSNorm
 
 
@@ -20,7 +21,7 @@ class MTP(nn.Module):
         super().__init__()
         self.embed_norm = RMSNorm(config.hidden, config.norm_eps)
         self.hidden_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.join = nn.Linear(2 * config.hidden, config.hidden, bias=False)
+        self.join = Linear(2 * config.hidden, config.hidden, bias=False)
         self.block = DecoderLayer(config, config.mtp_layer)
         self.norm = RMSNorm(config.hidden, config.norm_eps)
 

@@ -34,6 +34,7 @@ from paddock.model.attention.gqa import GQA, SlidingWindowAttention
 from paddock.model.attention.mla import MLA
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.forward_context import ForwardContext
+from paddock.model.linear import Linear
 from paddock.model.moe import GatedMLP, GroupedExperts, Routing
 from paddock.model.packed_layer import fuse_layers
 
@@ -349,7 +350,7 @@ def _packed(
         return PackedGQA(child, dtype) if plain and PackedGQA.suits(child) else None
     if type(child) is GroupedExperts and child.axis.size == 1:
         return PackedExperts(child, dtype)
-    if type(child) is not nn.Linear:
+    if type(child) is not Linear:
         return None
     if isinstance(module, MLA) and name == "kv_b":
         return PackedKVUp(child, module.mla.heads, module.mla.nope)
@@ -358,7 +359,7 @@ def _packed(
 
 def _is_plain(*linears: nn.Module) -> bool:
     """Whether none is quantized already."""
-    return all(type(linear) is nn.Linear for linear in linears)
+    return all(type(linear) is Linear for linear in linears)
 
 
 def packed_tensors(network: nn.Module) -> Iterator[tuple[str, PackedTensor]]:

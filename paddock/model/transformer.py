@@ -19,6 +19,7 @@ from paddock.model.config import LATENT_ATTENTION, ModelConfig
 from paddock.model.decoder_layer import DecoderLayer
 from paddock.model.forward_context import AuxOutputs, AuxRequest, ForwardContext, TopKSelection
 from paddock.model.kv_cache import KVCache, NoCache
+from paddock.model.linear import Linear
 from paddock.model.moe import GatedMLP
 from paddock.model.mtp import MTP
 from paddock.model.norm import RMSNorm
@@ -43,7 +44,7 @@ class Transformer(nn.Module):
         self.embed = nn.Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)
-        self.head = nn.Linear(config.hidden, config.vocab, bias=False)
+        self.head = Linear(config.hidden, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
         self.mtp = MTP(config) if config.mtp is not None else None

@@ -16,6 +16,7 @@ from paddock.checkpoint import latest_model, load_pretrained, read_config
 from paddock.config import BaseSettings, dump_toml
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare_corpus
 from paddock.journal import LEDGER_FILE
+from paddock.kernels import cpu
 from paddock.model import (
     GroupedExperts,
     ModelConfig,
@@ -216,7 +217,8 @@ def check_parallel(config: ModelConfig, parallel: ParallelSettings) -> None:
 
 
 def init_device(compute: ComputeSettings) -> torch.device:
-    """The device of a run; also sets the number of CPU threads.
+    """The device of a run; also sets the number of CPU threads and, on a CPU, loads its kernels,
+    which are compiled first on a machine that has not done so.
 
     Raises TrainingError if the device cannot be used.
     """
@@ -227,6 +229,9 @@ def init_device(compute: ComputeSettings) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
         reason = str(error).splitlines()[0]
         raise TrainingError(f"'compute.device' '{compute.device}': {reason}") from None
+    if device.type == "cpu":
+        cpu.load(wait=True)
+        cpu.set_threads(torch.get_num_threads())
     return device
 
 

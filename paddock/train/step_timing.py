@@ -13,7 +13,7 @@ from paddock.model import ModelConfig, Transformer
 from paddock.parallel import Mesh
 from paddock.train.estimate import TrainingEstimate
 from paddock.train.objective import LanguageModelObjective
-from paddock.train.run import pick_device, place_model
+from paddock.train.run import init_device, place_model
 from paddock.train.settings import TrainSettings
 from paddock.train.stages import stage_spec
 from paddock.train.trainer import Trainer
@@ -36,7 +36,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 def measure_step_time(settings: TrainSettings, config: ModelConfig, steps: int = 3) -> float:
     """Median seconds per step over `steps` steps, after one for warm-up."""
-    device = pick_device(settings.compute.device)
+    device = init_device(settings.compute)
     network = place_model(
         Transformer.from_config(config, settings.seed), settings.compute, Mesh(device=device)
     )

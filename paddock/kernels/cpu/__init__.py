@@ -12,9 +12,11 @@ attention.h  attention over a paged KV cache; attention_block.h and attention_am
 experts.h    routed experts
 index_topk.h  index scores and top-k keys
 decoder_layer.h  a decoder layer in one call
+training.h   gradients, and operations that only training has; attention_training.h: attention
+training.py  autograd of those
 
 `load(wait=True)` compiles if needed and loads; nothing else compiles. Until then, without a C++
-compiler, and where gradients are recorded, references are used. The kernels add in a fixed order,
+compiler, references are used. The kernels add in a fixed order,
 whatever else is computed: a row's result does not depend on the batch.
 """
 
@@ -89,7 +91,12 @@ def is_loaded() -> bool:
 def suits(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors: one float dtype on the CPU, no gradients, and the
     last dimension contiguous."""
-    if _library is None or torch.is_grad_enabled():
+    return not torch.is_grad_enabled() and suits_training(*tensors)
+
+
+def suits_training(*tensors: Tensor) -> bool:
+    """The same for kernels that have gradients."""
+    if _library is None:
         return False
     dtype = tensors[0].dtype
     return (
@@ -120,4 +127,5 @@ __all__ = [
     "loaded",
     "set_threads",
     "suits",
+    "suits_training",
 ]

@@ -5,6 +5,7 @@
 #include "experts.h"
 #include "index_topk.h"
 #include "decoder_layer.h"
+#include "attention_training.h"
 
 #define FOR_BOTH(DEFINE) DEFINE(f32, float) DEFINE(bf16, bf16)
 #define FOR_BOTH_WEIGHTS(DEFINE) \
@@ -84,6 +85,39 @@ FOR_BOTH(PLAIN)
     layer_norm<T>(M, D, x, ldx, weight, bias, eps, out, ldo);                                                    \
   }
 FOR_BOTH(LAYER_NORM)
+
+#define TRAINING(name, T)                                                                                        \
+  void weight_grad_##name(long rows, long N, long K, const T* dy, long ldy, const T* x, long ldx, float* out,    \
+                          int add) {                                                                             \
+    weight_grad<T>(rows, N, K, dy, ldy, x, ldx, out, add);                                                       \
+  }                                                                                                              \
+  void swiglu_##name(long M, long F, const T* gate, long ldg, const T* up, long ldu, T* out) {                   \
+    swiglu<T>(M, F, gate, ldg, up, ldu, out);                                                                    \
+  }                                                                                                              \
+  void swiglu_grad_##name(long M, long F, const T* dy, const T* gate, long ldg, const T* up, long ldu, T* dgate, \
+                          T* dup, long ldd) {                                                                    \
+    swiglu_grad<T>(M, F, dy, gate, ldg, up, ldu, dgate, dup, ldd);                                               \
+  }                                                                                                              \
+  void rms_norm_grad_##name(long M, long D, const T* dy, long ldy, const T* x, long ldx, const T* weight,        \
+                            float eps, T* dx, float* parts) {                                                    \
+    rms_norm_grad<T>(M, D, dy, ldy, x, ldx, weight, eps, dx, parts);                                             \
+  }                                                                                                              \
+  void cross_entropy_##name(long R, long V, const float* logits, const int64_t* target,                          \
+                            float inverse_temperature, float* nll, T* grad) {                                    \
+    cross_entropy<T>(R, V, logits, target, inverse_temperature, nll, grad);                                      \
+  }
+#define ATTENTION_TRAINING(name, T)                                                                              \
+  void causal_attention_##name(long B, const int64_t* start, const int64_t* length, long H, long G, long D,      \
+                               long V, float scale, const T* q, const T* k, const T* v, T* out, float* lse) {    \
+    causal_attention<T>({B, start, length}, {H, G, D, V, scale, 0}, q, k, v, out, lse);                          \
+  }                                                                                                              \
+  void causal_attention_grad_##name(long B, const int64_t* start, const int64_t* length, long H, long G, long D, \
+                                    long V, float scale, const T* q, const T* k, const T* v, const T* out,       \
+                                    const float* lse, const T* dout, T* dq, float* dk, float* dv) {              \
+    causal_attention_grad<T>({B, start, length}, {H, G, D, V, scale, 0}, q, k, v, out, lse, dout, dq, dk, dv);   \
+  }
+FOR_BOTH(TRAINING)
+FOR_BOTH(ATTENTION_TRAINING)
 
 void route_experts(long tokens, long E, long K, const float* logits, const float* bias, int normalize, float scale,
                    float* score, int64_t* expert, float* weight) {

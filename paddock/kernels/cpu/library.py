@@ -43,6 +43,13 @@ ENTRY_POINTS = {
     "rope_and_cache": (_L, _L, _L, _L, _P, _P, _P, _L, _I, _P, _P, _P, _P),
     "layer_norm": (_L, _L, _P, _L, _P, _P, _F, _P, _L),
     "decoder_layer": (_P, _P, _P, _P, _P, _P),
+    "weight_grad": (_L, _L, _L, _P, _L, _P, _L, _P, _I),
+    "swiglu": (_L, _L, _P, _L, _P, _L, _P),
+    "swiglu_grad": (_L, _L, _P, _P, _L, _P, _L, _P, _P, _L),
+    "rms_norm_grad": (_L, _L, _P, _L, _P, _L, _P, _F, _P, _P),
+    "causal_attention": (_L, _P, _P, _L, _L, _L, _L, _F, *[_P] * 5),
+    "causal_attention_grad": (_L, _P, _P, _L, _L, _L, _L, _F, *[_P] * 9),
+    "cross_entropy": (_L, _L, _P, _P, _F, _P, _P),
     "attention": (*_SEQUENCES, _P, _L, _P, *[_L] * 4, _F, _L, _P, _L, *[_P, _L, _L] * 2, _P),
 }
 SUFFIXES = {torch.float32: "_f32", torch.bfloat16: "_bf16"}

@@ -47,7 +47,9 @@ inline void narrow(float x, bf16* p) {
   p->bits = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
 }
 inline vec exp(vec x);
-inline vec silu(vec x) { return x / (1.0f + exp(-x)); }
+inline vec max(vec a, vec b) { return a > b ? a : b; }
+inline vec sigmoid(vec x) { return 1.0f / (1.0f + exp(-max(x, splat(-87.0f)))); }  // exp ends at 88
+inline vec silu(vec x) { return x * sigmoid(x); }
 // The first n of 16 elements; the others are zero, or not written.
 template <class T> inline vec load_some(const T* p, int n) {
   if (n == LANES) return load(p);
@@ -61,8 +63,6 @@ template <class T> inline void store_some(T* p, vec v, int n) {
   store(buffer, v);
   memcpy(p, buffer, n * sizeof(T));
 }
-
-inline vec max(vec a, vec b) { return a > b ? a : b; }
 
 // Row i of 16 becomes column i.
 inline void transpose(vec (&row)[LANES]) {

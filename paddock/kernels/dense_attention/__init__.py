@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paddock.kernels.cpu import attention as cpu
+from paddock.kernels.cpu import training
 from paddock.kernels.spans import Span
 
 from . import packed, reference
@@ -42,6 +43,8 @@ def dense_attention(
     heads = (query_THD, key_SGD, value_SGV)
     if spans and cpu.suits(*heads):
         return cpu.attend_spans(*heads, spans, scale=scale, window=window)
+    if window is None and training.suits_attention(*heads, spans):
+        return training.attention(*heads, spans, scale=scale)
     ragged = len({span.keys for span in spans}) > packed.LENGTHS
     if window is None and ragged and packed.suits("causal_attention", *heads, spans):
         return packed.attention(*heads, spans, None, scale=scale)

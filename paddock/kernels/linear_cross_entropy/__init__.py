@@ -12,12 +12,14 @@ too much for policy ratios. Logits live in chunks of rows of at most `chunk_byte
 time (by default CHUNK_BYTES, four times that on a GPU); backward recomputes them, since each
 token's loss may get any upstream gradient. Differentiable once, in hidden and head.
 
-`reference` is the definition; on a GPU `fused` reads a chunk once in each direction.
+`reference` is the definition; on a GPU `fused` reads a chunk once in each direction. With the CPU
+kernels logits are made once: linear_cross_entropy without weights expects one upstream gradient for
+all tokens, and only another one costs a second time.
 """
 
 from torch import Tensor
 
-from paddock.kernels.linear_cross_entropy import fused, reference
+from paddock.kernels.linear_cross_entropy import cpu, fused, reference
 
 from .reference import CHUNK_BYTES
 
@@ -30,7 +32,7 @@ def linear_cross_entropy(
     weight_T: Tensor | None = None,
     chunk_bytes: int | None = None,
 ) -> Tensor:
-    nll_T = _nll(hidden_TD, head_VD, target_T, 1.0, chunk_bytes)
+    nll_T = _nll(hidden_TD, head_VD, target_T, 1.0, chunk_bytes, same_upstream=weight_T is None)
     return nll_T if weight_T is None else nll_T * weight_T.to(nll_T.dtype)
 
 
@@ -42,7 +44,7 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_bytes: int | None = None,
 ) -> Tensor:
-    return -_nll(hidden_TD, head_VD, target_T, temperature, chunk_bytes)
+    return -_nll(hidden_TD, head_VD, target_T, temperature, chunk_bytes, same_upstream=False)
 
 
 def _nll(
@@ -51,9 +53,15 @@ def _nll(
     target_T: Tensor,
     temperature: float,
     chunk_bytes: int | None,
+    *,
+    same_upstream: bool,
 ) -> Tensor:
     if fused.suits(hidden_TD, head_VD):
         return fused.nll(hidden_TD, head_VD, target_T, temperature, chunk_bytes)
+    if cpu.suits(hidden_TD, head_VD):
+        return cpu.nll(
+            hidden_TD, head_VD, target_T, temperature, chunk_bytes, same_upstream=same_upstream
+        )
     return reference.nll(hidden_TD, head_VD, target_T, temperature, chunk_bytes or CHUNK_BYTES)
 
 

@@ -11,12 +11,12 @@ the result has x's dtype. T tokens, H heads, P pairs; of D dims the 2 P from `fi
 and the others left alone.
 
 `reference` is the definition; on a GPU halves go to `fused`, a single pass, and
-without gradients to the CPU kernels where they are loaded.
+float32 and bfloat16 to the CPU kernels where they are loaded.
 """
 
 from torch import Tensor
 
-from paddock.kernels import cpu
+from paddock.kernels.cpu import suits_training, training
 
 from . import fused, reference
 
@@ -25,8 +25,8 @@ def rope_interleaved(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int =
     _check_dims(x_THD, cos_TP, first)
     if fused.suits(x_THD, cos_TP):
         return fused.rotate(x_THD, cos_TP, sin_TP, first, interleaved=True)
-    if cpu.suits(x_THD):
-        return _cpu_rope(x_THD, cos_TP, sin_TP, first, interleaved=True)
+    if suits_training(x_THD):
+        return training.rope(x_THD, cos_TP, sin_TP, first, interleaved=True)
     return reference.rope_interleaved(x_THD, cos_TP, sin_TP, first)
 
 
@@ -34,24 +34,9 @@ def rope_halves(x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int = 0) -
     _check_dims(x_THD, cos_TP, first)
     if fused.suits(x_THD, cos_TP):
         return fused.rotate(x_THD, cos_TP, sin_TP, first, interleaved=False)
-    if cpu.suits(x_THD):
-        return _cpu_rope(x_THD, cos_TP, sin_TP, first, interleaved=False)
+    if suits_training(x_THD):
+        return training.rope(x_THD, cos_TP, sin_TP, first, interleaved=False)
     return reference.rope_halves(x_THD, cos_TP, sin_TP, first)
-
-
-def _cpu_rope(
-    x_THD: Tensor, cos_TP: Tensor, sin_TP: Tensor, first: int, *, interleaved: bool
-) -> Tensor:
-    T, H, D = x_THD.shape
-    out_THD = x_THD.new_empty(T, H, D)
-    angles = cos_TP.float().contiguous(), sin_TP.float().contiguous()
-    cpu.function("rope", x_THD.dtype)(
-        *(T, H, D),
-        *(x_THD.data_ptr(), x_THD.stride(0), x_THD.stride(1)),
-        *(out_THD.data_ptr(), first),
-        *(angles[0].data_ptr(), angles[1].data_ptr(), cos_TP.shape[1], interleaved),
-    )
-    return out_THD
 
 
 def _check_dims(x_THD: Tensor, cos_TP: Tensor, first: int) -> None:

@@ -16,6 +16,7 @@ from paddock.kernels.gated_delta import gated_delta_rule
 from paddock.model.attention.gqa import GQA
 from paddock.model.config import ModelConfig
 from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
+from paddock.model.linear import Linear
 from paddock.model.norm import RMSNorm
 
 
@@ -75,11 +76,11 @@ class GatedDeltaNet(SimpleGatedDeltaNet):
         self.q_conv = ShortConvolution(gqa.heads * gqa.dim, gqa.conv)
         self.k_conv = ShortConvolution(gqa.kv_heads * gqa.dim, gqa.conv)
         self.v_conv = ShortConvolution(gqa.kv_heads * gqa.dim, gqa.conv)
-        self.decay = nn.Linear(hidden, gqa.heads, bias=False)
+        self.decay = Linear(hidden, gqa.heads, bias=False)
         self.decay_log = nn.Parameter(torch.empty(gqa.heads))
         self.decay_bias = nn.Parameter(torch.empty(gqa.heads))
-        self.beta = nn.Linear(hidden, gqa.heads, bias=False)
-        self.gate = nn.Linear(hidden, gqa.heads * gqa.dim, bias=False)
+        self.beta = Linear(hidden, gqa.heads, bias=False)
+        self.gate = Linear(hidden, gqa.heads * gqa.dim, bias=False)
         self.out_norm = RMSNorm(gqa.dim, config.norm_eps)
 
     def project(self, x_TD: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:

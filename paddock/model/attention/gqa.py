@@ -11,6 +11,7 @@ from paddock.kernels.gqa_decode import gqa_chunked_prefill, gqa_paged_decode
 from paddock.model.attention_metadata import AttentionMetadata
 from paddock.model.config import ModelConfig
 from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
+from paddock.model.linear import Linear
 from paddock.model.norm import RMSNorm
 from paddock.model.rope import APPLY_ROPE
 
@@ -25,10 +26,10 @@ class GQA(nn.Module):
         self.rotate = APPLY_ROPE[config.rope.layout]
         self.interleaved = config.rope.layout == "interleaved"
         gqa, hidden = self.gqa, config.hidden
-        self.q = nn.Linear(hidden, gqa.heads * gqa.dim, bias=gqa.bias != "none")
-        self.k = nn.Linear(hidden, gqa.kv_heads * gqa.dim, bias=gqa.bias != "none")
-        self.v = nn.Linear(hidden, gqa.kv_heads * gqa.dim, bias=gqa.bias != "none")
-        self.o = nn.Linear(gqa.heads * gqa.dim, hidden, bias=gqa.bias == "all")
+        self.q = Linear(hidden, gqa.heads * gqa.dim, bias=gqa.bias != "none")
+        self.k = Linear(hidden, gqa.kv_heads * gqa.dim, bias=gqa.bias != "none")
+        self.v = Linear(hidden, gqa.kv_heads * gqa.dim, bias=gqa.bias != "none")
+        self.o = Linear(gqa.heads * gqa.dim, hidden, bias=gqa.bias == "all")
         if gqa.qk_norm:
             self.q_norm = RMSNorm(gqa.dim, config.norm_eps)
             self.k_norm = RMSNorm(gqa.dim, config.norm_eps)

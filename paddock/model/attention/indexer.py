@@ -9,6 +9,7 @@ from paddock.kernels import mla_prepare
 from paddock.kernels.linear_fp32 import linear_fp32
 from paddock.model.config import ModelConfig
 from paddock.model.forward_context import ForwardContext
+from paddock.model.linear import Linear
 from paddock.model.norm import LayerNorm
 from paddock.model.rope import APPLY_ROPE
 
@@ -38,9 +39,9 @@ class Indexer(nn.Module):
         self.rotate = APPLY_ROPE[self.settings.rope_layout]
         self.interleaved = self.settings.rope_layout == "interleaved"
         heads, dim = self.settings.heads, self.settings.dim
-        self.query = nn.Linear(config.mla.q_rank, heads * dim, bias=False)
+        self.query = Linear(config.mla.q_rank, heads * dim, bias=False)
         self.scale = (heads * dim) ** -0.5
-        self.key = nn.Linear(config.hidden, dim, bias=False)
+        self.key = Linear(config.hidden, dim, bias=False)
         self.key_norm = LayerNorm(dim, self.settings.norm_eps)
         self.weights = IndexerWeightsProjection(config.hidden, heads, bias=False)
 

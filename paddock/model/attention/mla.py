@@ -26,6 +26,7 @@ from paddock.model.attention_metadata import AttentionMetadata
 from paddock.model.config import ModelConfig
 from paddock.model.forward_context import AuxOutputs, ForwardContext, TopKSelection
 from paddock.model.fuse import fuse_weights, fused_linears
+from paddock.model.linear import Linear
 from paddock.model.norm import RMSNorm
 from paddock.model.rope import APPLY_ROPE, softmax_scale
 
@@ -69,15 +70,15 @@ class MLA(nn.Module):
         self.scale = softmax_scale(config.rope, self.mla.qk_head_dim)
         mla, hidden = self.mla, config.hidden
         if mla.q_rank is None:
-            self.q = nn.Linear(hidden, mla.heads * mla.qk_head_dim, bias=False)
+            self.q = Linear(hidden, mla.heads * mla.qk_head_dim, bias=False)
         else:
-            self.q_a = nn.Linear(hidden, mla.q_rank, bias=False)
+            self.q_a = Linear(hidden, mla.q_rank, bias=False)
             self.q_norm = RMSNorm(mla.q_rank, mla.norm_eps)
-            self.q_b = nn.Linear(mla.q_rank, mla.heads * mla.qk_head_dim, bias=False)
-        self.kv_a = nn.Linear(hidden, mla.kv_cache_dim, bias=False)
+            self.q_b = Linear(mla.q_rank, mla.heads * mla.qk_head_dim, bias=False)
+        self.kv_a = Linear(hidden, mla.kv_cache_dim, bias=False)
         self.kv_norm = RMSNorm(mla.kv_rank, mla.norm_eps)
-        self.kv_b = nn.Linear(mla.kv_rank, mla.heads * (mla.nope + mla.value), bias=False)
-        self.o = nn.Linear(mla.heads * mla.value, hidden, bias=False)
+        self.kv_b = Linear(mla.kv_rank, mla.heads * (mla.nope + mla.value), bias=False)
+        self.o = Linear(mla.heads * mla.value, hidden, bias=False)
 
     def forward(
         self, x_TD: Tensor, ctx: ForwardContext, selection: TopKSelection | None
