@@ -4,7 +4,8 @@
 
 Reads a request per line, {"prompts": [[token ids]], "new": N}, and answers with
 {"seconds": S, "tokens": [[token ids]], "rss_mb": M}: greedy, N tokens each, whatever they are. For
-llama, MODEL is a GGUF file and DTYPE is PATH,DTYPE: of llama-server, and of its KV cache.
+llama, MODEL is a GGUF file and DTYPE is PATH,DTYPE,N: llama-server,
+the dtype of its KV cache, and requests at once.
 """
 
 import json
@@ -70,6 +71,7 @@ def transformers(model: str, dtype: str) -> Arm:
 
 def vllm(model: str, dtype: str) -> Arm:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(CACHE_GIB))
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # its memory is this process's
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm import LLM, SamplingParams
 
@@ -85,11 +87,11 @@ def vllm(model: str, dtype: str) -> Arm:
     return run, lambda: None
 
 
-def llama(model: str, server_and_dtype: str) -> Arm:
-    port, (server, dtype) = 18080, server_and_dtype.split(",")
+def llama(model: str, options: str) -> Arm:
+    port, (server, dtype, slots) = 18080, options.split(",")
     cache = {"float32": "f32", "bfloat16": "bf16"}[dtype]
-    command = [server, "-m", model, "--port", str(port), "-c", str(1 << 16), "-np", "16"]
-    command += ["-ctk", cache, "-ctv", cache]
+    command = [server, "-m", model, "--port", str(port), "-c", str(1 << 16), "-np", slots]
+    command += ["-ctk", cache, "-ctv", cache, "--override-kv", "llama.context_length=int:65536"]
     child = subprocess.Popen(
         [*command, "--no-webui"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
