@@ -1,8 +1,8 @@
 """AdamW by parameter role: torch.optim.AdamW's arithmetic with one group per parameter kind.
 
 State and arithmetic are float32 even where parameters are half precision; the result is rounded
-once. On an accelerator float32 parameters use PyTorch's fused kernel of the same arithmetic: one
-pass over memory instead of eight.
+once. Float32 parameters use PyTorch's fused kernel of the same arithmetic: one pass over memory
+instead of eight.
 """
 
 from collections import defaultdict
@@ -113,12 +113,11 @@ def adamw_steps_(entries: Sequence[ParamStateGroup]) -> None:
 
 
 def can_fuse(parameter: Tensor) -> bool:
-    """Whether PyTorch's fused kernel applies: float32 on an accelerator, contiguous."""
+    """Whether PyTorch's fused kernel applies: float32, contiguous."""
     assert parameter.grad is not None
     local, grad = to_local(parameter), to_local(parameter.grad)
     return (
-        local.device.type != "cpu"
-        and local.dtype == grad.dtype == torch.float32
+        local.dtype == grad.dtype == torch.float32
         and local.is_contiguous()
         and grad.is_contiguous()
     )

@@ -74,7 +74,7 @@ def _compile_quietly(file: Path) -> None:
 
 
 def set_threads(threads: int) -> None:
-    """The number of threads of a kernel, if kernels are loaded."""
+    """The number of threads of a kernel that this thread calls, if kernels are loaded."""
     if _library is not None:
         _library.set_threads(threads)
 

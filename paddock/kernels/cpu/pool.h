@@ -20,14 +20,18 @@ class Pool {
     static Pool* pool = new Pool;  // never destroyed: workers may still be in it at exit
     return *pool;
   }
-  // The number of threads that work on a job, the caller among them.
+  // The number of threads that work on a job of this thread, the caller among them: an engine and a
+  // trainer in one process may differ. Threads that never say it take the number said first.
   void resize(int threads) {
     std::lock_guard<std::mutex> guard(masters);
     for (; workers < threads - 1; workers++) std::thread([this, rank = workers] { serve(rank); }).detach();
-    limit.store(threads - 1);
+    helpers() = threads - 1;
+    if (usual.load() < 0) usual.store(threads - 1);
   }
   void run(long count, void (*task)(void*, long), void* context) {
-    if (count > 1 && limit.load(std::memory_order_relaxed) > 0 && masters.try_lock()) {
+    int wanted = helpers() < 0 ? usual.load(std::memory_order_relaxed) : helpers();
+    if (count > 1 && wanted > 0 && masters.try_lock()) {
+      limit.store(wanted, std::memory_order_relaxed);
       job.store(task, std::memory_order_relaxed), argument.store(context, std::memory_order_relaxed);
       total.store((uint32_t)count, std::memory_order_relaxed), done.store(0, std::memory_order_relaxed);
       uint64_t epoch = (state.load(std::memory_order_relaxed) >> 32) + 1;
@@ -52,11 +56,15 @@ class Pool {
   std::atomic<void (*)(void*, long)> job{nullptr};
   std::atomic<void*> argument{nullptr};
   std::atomic<uint32_t> total{0}, done{0};
-  std::atomic<int> limit{0}, sleepers{0};
+  std::atomic<int> limit{0}, usual{-1}, sleepers{0};
   std::mutex masters, sleeping;
   std::condition_variable wake;
   int workers = 0;
 
+  static int& helpers() {
+    thread_local int count = -1;
+    return count;
+  }
   static void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
