@@ -21,6 +21,7 @@ reasoning_gym.py  the generators of reasoning-gym
 search/      multi-hop questions over pages with search tools
 service/     customer service with tools on a database
 terminal/    shell tasks, from folders or generated
+foreign/     environments in another Python: tasksets of verifiers
 harbor/      Harbor tasks: loading, running, verification
 nano/        three environments for models of under a million parameters
 """

@@ -134,6 +134,11 @@ REGISTRY: dict[str, EnvSpec] = {
         settings="paddock.envs.terminal.harbor_taskset:HarborEnvSettings",
         needs="bubblewrap or a container engine",
     ),
+    "verifiers": EnvSpec(
+        about="a taskset of the verifiers package, in a Python of its own",
+        settings="paddock.envs.foreign.verifiers_taskset:VerifiersSettings",
+        needs="nothing: verifiers is installed apart on first use, or `python` names where it is",
+    ),
     "terminal": EnvSpec(
         about="generated shell tasks with hidden tests",
         settings="paddock.envs.terminal.taskset:TerminalSettings",
