@@ -117,6 +117,11 @@ REGISTRY: dict[str, EnvSpec] = {
         about="look-up, calculator, files and search in a small store, for tiny models",
         settings="paddock.envs.nano.tools:NanoToolsSettings",
     ),
+    "openenv": EnvSpec(
+        about="a server that speaks OpenEnv's protocol: reset and step in JSON",
+        settings="paddock.envs.openenv:OpenEnvSettings",
+        needs="a running server; pip install 'paddock[envs]'",
+    ),
     "search": EnvSpec(
         about="multi-hop questions about generated pages, with search, open and find",
         settings="paddock.envs.search.taskset:SearchSettings",
