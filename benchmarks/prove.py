@@ -18,6 +18,7 @@ from benchmarks import (
     chat,
     dash,
     environments,
+    foreign_environments,
     forward_vs_transformers,
     kernels,
     nano_pipeline,
@@ -44,6 +45,7 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "train": (train_ablations.claims, train_step.claims_here),
     "engine": (serve.claims, async_scheduling.claims, serve_gpu.claims, tool_choice.claims),
     "chat": (chat.claims,),
+    "agents": (foreign_environments.claims,),
     "envs": (environments.claims, sandbox.claims, terminal_bench.claims),
     "rl": (
         rl_logprobs.claims,

@@ -14,9 +14,9 @@ RESTRICTED = {  # outside modules and calls, and the only places that may use th
     "torch.cuda": {"kernels"},  # elsewhere torch.accelerator, so that other chips plug in
     "torch.utils.cpp_extension": {"kernels/*"},
     "triton": {"kernels/*"},  # in an op's folder, beside its reference
-    # worker processes of verifiers, and a program that runs inside the sandbox
+    # worker processes of verifiers, other Pythons, and a program that runs inside the sandbox
     "subprocess": {
-        *{"sandbox", "launch", "cli", "envs/worker_pool.py", "envs/terminal"},
+        *{"sandbox", "launch", "cli", "envs/worker_pool.py", "envs/foreign", "envs/terminal"},
         "kernels/cpu",  # the C++ compiler
     },
     "os.environ": {"cli", "launch", "parallel"},

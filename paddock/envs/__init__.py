@@ -19,9 +19,11 @@ math/        mathematics, generated or from files
 logic/       logic puzzles with one solution
 code/        programming tasks with hidden tests in a sandbox
 reasoning_gym.py  the generators of reasoning-gym
+openenv.py   servers that speak OpenEnv's protocol
 search/      multi-hop questions over pages with search tools
 service/     customer service with tools on a database
 terminal/    shell tasks, from folders or generated
+foreign/     environments in another Python: tasksets of verifiers
 harbor/      Harbor tasks: loading, running, verification
 nano/        three environments for models of under a million parameters
 """

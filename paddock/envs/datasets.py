@@ -80,8 +80,7 @@ class GeneratedDataset:
 
 
 class ListDataset:
-    """Given examples: the first epoch in order, later ones reshuffled. Questions of the test split
-    are removed from the train split."""
+    """Given examples, in epochs. Questions of the test split are removed from the train split."""
 
     def __init__(
         self, train: Sequence[QAExample], test: Sequence[QAExample], *, seed: int = 0
@@ -98,11 +97,16 @@ class ListDataset:
         count = len(self._rows[split])
         if not count:
             raise EnvError(f"no {split} examples; set '{split}_file'")
-        epoch, position = divmod(index, count)
-        return _order(self._seed, epoch, count)[position] if epoch else position
+        return row_in_epochs(self._seed, index, count)
 
     def example(self, split: Split, row: int) -> QAExample:
         return self._rows[split][row]
+
+
+def row_in_epochs(seed: int, index: int, count: int) -> int:
+    """The row of an index over `count` rows: in order first, then reshuffled for each epoch."""
+    epoch, position = divmod(index, count)
+    return _order(seed, epoch, count)[position] if epoch else position
 
 
 def _prompt(example: QAExample) -> str:

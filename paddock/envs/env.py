@@ -52,7 +52,8 @@ class Env(Protocol):
     """
 
     @property
-    def task(self) -> Task: ...
+    def task(self) -> Task:
+        """The task. Its messages are final once `reset` is done."""
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]: ...
@@ -195,7 +196,7 @@ async def _close(env: Env) -> None:
 class _Rollout:
     def __init__(self, env: Env, policy: Policy, trouble: Callable[[], str]) -> None:
         self.env, self.policy, self.trouble = env, policy, trouble
-        self.messages = [_encodable(message) for message in env.task.messages]
+        self.messages: list[Message] = []
         self.turns = 0
         self.where = "start"
 
@@ -216,6 +217,7 @@ class _Rollout:
         env, limits = self.env, self.env.task.budget
         with self._at("start"):
             await env.reset()
+        self.messages += [_encodable(message) for message in env.task.messages]
         while self.turns < limits.turns:
             with self._at("tools"):
                 tools = env.tools

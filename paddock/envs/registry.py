@@ -122,6 +122,11 @@ REGISTRY: dict[str, EnvSpec] = {
         about="look-up, calculator, files and search in a small store, for tiny models",
         settings="paddock.envs.nano.tools:NanoToolsSettings",
     ),
+    "openenv": EnvSpec(
+        about="a server that speaks OpenEnv's protocol: reset and step in JSON",
+        settings="paddock.envs.openenv:OpenEnvSettings",
+        needs="a running server; pip install 'paddock[envs]'",
+    ),
     "search": EnvSpec(
         about="multi-hop questions about generated pages, with search, open and find",
         settings="paddock.envs.search.taskset:SearchSettings",
@@ -138,6 +143,11 @@ REGISTRY: dict[str, EnvSpec] = {
         about="a folder of Harbor or terminal-bench 1 tasks, with a shell",
         settings="paddock.envs.terminal.harbor_taskset:HarborEnvSettings",
         needs="bubblewrap or a container engine",
+    ),
+    "verifiers": EnvSpec(
+        about="a taskset of the verifiers package, in a Python of its own",
+        settings="paddock.envs.foreign.verifiers_taskset:VerifiersSettings",
+        needs="nothing: verifiers is installed apart on first use, or `python` names where it is",
     ),
     "terminal": EnvSpec(
         about="generated shell tasks with hidden tests",

