@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks import (
+    agents,
     async_scheduling,
     attack_graders,
     attack_grammars,
@@ -56,6 +57,7 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
         rl_gateway.claims,
         rl_trl.claims,
     ),
+    "agents": (agents.claims,),
     "kernels": (kernels.claims,),
     "pipeline": (nano_pipeline.claims,),
     "quant": (quant.claims,),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PRINTED_EVENTS = (
     *("blocked", "group_dropped", "ratios", "stale", "stall", "task_aside", "task_back"),
     *("event_loop_blocked", "task_ratios", "group_stale", "rollouts_stalled"),
-    *("task_disabled", "task_enabled"),
+    *("task_disabled", "task_enabled", "task_registered", "task_removed", "gateway"),
 )
 
 

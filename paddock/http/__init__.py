@@ -16,7 +16,6 @@ from paddock.http.cross_site import is_allowed_host, is_cross_site
 from paddock.http.pool import ConnectionPool, PooledResponse
 from paddock.http.rendezvous import ranks_by_preference, rendezvous_order, rendezvous_scores
 from paddock.http.router import (
-    Authorize,
     JsonRouter,
     PayloadStream,
     error_response,
@@ -28,7 +27,6 @@ from paddock.http.sockets import bind_socket, socket_url
 from paddock.http.sse import TrackedJSONResponse
 
 __all__ = [
-    "Authorize",
     "ConnectionPool",
     "JsonRouter",
     "PayloadStream",

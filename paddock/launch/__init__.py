@@ -27,6 +27,7 @@ rl.py                  an RL run
 rollout_engines.py     engines and teachers of an RL run
 rollouts.py            batches of an RL run, live or replayed
 run_gateway.py         the gateway of an RL run
+run_tasks.py           tasks registered while an RL run goes on
 serve.py               a model over HTTP
 settings.py            settings of a stage, its default run folder
 suites.py              evaluation suites

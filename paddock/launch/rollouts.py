@@ -19,6 +19,7 @@ from paddock.launch.rollout_engines import (
     paused,
 )
 from paddock.launch.run_gateway import RunGateway, open_run_gateway
+from paddock.launch.run_tasks import RunTasks
 
 if TYPE_CHECKING:
     from paddock.checkpoint import WeightPublisher
@@ -72,16 +73,16 @@ async def open_rollouts(
     async with AsyncExitStack() as stack:
         sampling = await stack.enter_async_context(open_engines(settings, model, row))
         generate, recorder, barrier = _generate(settings, sampling)
-        agents = None
-        if any(task.agent_elsewhere for task in settings.tasks.values()):
-            worker = _worker(settings, model, generate, sampling)
-            agents = await stack.enter_async_context(open_run_gateway(settings, worker, folder))
+        common, agents = _worker(settings, model, generate, sampling), None
+        if settings.gateway.port or any(t.agent_elsewhere for t in settings.tasks.values()):
+            agents = await stack.enter_async_context(open_run_gateway(settings, common, folder))
             log_event("gateway", url=agents.url)
-        specs = _task_specs(settings, model, generate, sampling, group_filter, agents)
-        specs = {
-            name: replace(spec, rollout_fn=with_timing_row(spec.rollout_fn, row))
-            for name, spec in specs.items()
-        }
+
+        def make_spec(name: str) -> "TaskSpec":
+            spec = task_spec(settings, name, common, group_filter, agents)
+            return replace(spec, rollout_fn=with_timing_row(spec.rollout_fn, row))
+
+        specs = {name: make_spec(name) for name in settings.tasks}
         ledger = stack.enter_context(Ledger(folder / LEDGER_FILE))
         orchestrator = Orchestrator(
             specs,
@@ -99,10 +100,13 @@ async def open_rollouts(
         )
         await stack.enter_async_context(collector)
         stack.enter_context(EventLoopWatchdog(log_event))
+        tasks = RunTasks(settings, orchestrator, collector, make_spec, log_event)
+        if agents is not None:
+            tasks.add_routes(agents.app, agents.app.state.access)
         yield RolloutSource(
             batches=collector,
             publish_weights=sampling.publish_weights,
-            start=collector.resume,
+            start=tasks.start,
             engine_busy_s=sampling.engine_busy_s,
             add_routing=list if recorder is None else recorder.add_routing,
             record_token_stats=ledger.record_token_stats,
@@ -128,40 +132,36 @@ def _generate(
     return generate, recorder, barrier
 
 
-def _task_specs(
+def task_spec(
     settings: "RLSettings",
-    model: "ModelFolder",
-    generate: "InferenceClient",
-    sampling: RolloutEngines,
+    name: str,
+    common: "RolloutWorker",
     group_filter: "GroupFilter",
     agents: RunGateway | None = None,
-) -> "dict[str, TaskSpec]":
-    """Every task of the run, with its environment and whoever takes its turns."""
+) -> "TaskSpec":
+    """A task of the run, with its environment and whoever takes its turns."""
     from paddock.envs import make
     from paddock.records import SamplingParams
     from paddock.rollout import TaskSpec
     from paddock.text import ThinkingKwargs
 
-    common, specs = _worker(settings, model, generate, sampling), {}
-    for name, task in settings.tasks.items():
-        sampling_settings = settings.sampling_for(name)
-        worker = replace(
-            common,
-            thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.enable_thinking),
-            context_management=task.context_management,
-        )
-        params = SamplingParams(
-            temperature=sampling_settings.temperature,
-            top_p=sampling_settings.top_p,
-            max_new_tokens=sampling_settings.max_new_tokens,
-            thinking_budget=sampling_settings.thinking_budget,
-        )
-        taskset, agent = make(task.env, task.args), task.agent_elsewhere
-        rollout_fn: RolloutFn = partial(_rollout, worker, taskset, params)
-        if agent is not None and agents is not None:
-            rollout_fn = agents.rollout_fn(name, agent, taskset, worker, params)
-        specs[name] = TaskSpec(rollout_fn=rollout_fn, settings=task, group_filter=group_filter)
-    return specs
+    task, sampling = settings.tasks[name], settings.sampling_for(name)
+    worker = replace(
+        common,
+        thinking=ThinkingKwargs(clear_thinking=False, enable_thinking=task.enable_thinking),
+        context_management=task.context_management,
+    )
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_new_tokens=sampling.max_new_tokens,
+        thinking_budget=sampling.thinking_budget,
+    )
+    taskset, agent = make(task.env, task.args), task.agent_elsewhere
+    rollout_fn: RolloutFn = partial(_rollout, worker, taskset, params)
+    if agent is not None and agents is not None:
+        rollout_fn = agents.rollout_fn(name, agent, taskset, worker, params)
+    return TaskSpec(rollout_fn=rollout_fn, settings=task, group_filter=group_filter)
 
 
 def _worker(

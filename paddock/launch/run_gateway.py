@@ -27,7 +27,10 @@ GATEWAY_FILE = "gateway.json"  # of the run folder: where it is, and its keys
 
 
 class RunGateway:
-    """Sessions for the agents of a run. `url` is the gateway as agents reach it."""
+    """Sessions for the agents of a run. `url` is the gateway as agents reach it, `app` its HTTP
+    application."""
+
+    app: "FastAPI"
 
     def __init__(
         self, sessions: "gateway.SessionManager", url: str, http: "ConnectionPool"
@@ -71,7 +74,8 @@ class RunGateway:
             # The attempt timeout of the task ends it.
             server = sglang_client.ServerClient(settings.url, self.http, timeout_s=1e9)
             return partial(agents.run_at_url, server)
-        self.queues[name] = agents.RolloutQueue(settings.idle_timeout_s)
+        # A task that is registered again keeps its queue, in which rollouts may wait.
+        self.queues.setdefault(name, agents.RolloutQueue(settings.idle_timeout_s))
         return self.queues[name].run_agent
 
 
@@ -91,7 +95,7 @@ async def open_run_gateway(
     with bind_socket(config.host, config.port) as sock:
         async with sglang_client.connection_pool() as http:
             opened = RunGateway(sessions, config.url or socket_url(sock), http)
-            app = gateway.build_gateway(
+            opened.app = app = gateway.build_gateway(
                 sessions, admin_key=admin_key, worker_key=worker_key, queues=opened.queues
             )
             _write_secret(

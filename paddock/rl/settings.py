@@ -1,6 +1,6 @@
 """RL settings: tasks, rollout, credit, loss, engines, alerts; defaults per stage in stages.py."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from paddock.config import BaseSettings, NonNegativeWeight
+from paddock.config import BaseSettings, NonNegativeWeight, Recipe, resolve
 from paddock.records import Verdict
 from paddock.rollout import RolloutSettings, TaskSettings, agents
 from paddock.rollout import gateway as rollout_gateway
@@ -101,6 +101,11 @@ class RLTaskSettings(TaskSettings):
         if self.agent is None and self.env == "http":
             return agents.AgentSettings(pull=True)
         return self.agent
+
+
+def task_settings(values: Mapping[str, Any]) -> RLTaskSettings:
+    """The settings of a task from JSON, as from a recipe. Raises ConfigError."""
+    return resolve(RLTaskSettings, Recipe(dict(values), {}))
 
 
 class TeacherSettings(BaseSettings):

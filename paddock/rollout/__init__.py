@@ -27,7 +27,6 @@ sglang_client.py       client of SGLang-compatible servers; weight sync over HTT
 task_health.py         disables tasks after consecutive failures
 task_mixture.py        task ratios over time
 task_schedule.py       deterministic order of tasks, rollout seeds
-task_service.py        rollouts by agents in other processes
 watchdog.py            detects a blocked event loop
 worker.py              runs one rollout: environment, session, client
 """

@@ -67,7 +67,14 @@ from paddock.rollout.session_manager import (
 from paddock.text import ChatTemplateError
 from paddock.text import messages as text_messages
 
-__all__ = ["GatewaySettings", "LiveSession", "SessionConfig", "SessionManager", "build_gateway"]
+__all__ = [
+    "GatewayAccess",
+    "GatewaySettings",
+    "LiveSession",
+    "SessionConfig",
+    "SessionManager",
+    "build_gateway",
+]
 
 _RequestT = TypeVar("_RequestT", bound=ChatRequest)
 _GC_THRESHOLD = 50_000  # objects, of some hundred turns
@@ -95,7 +102,7 @@ def build_gateway(
     )
     app.router.route_class = _PlainRoute
     app.state.sessions = sessions
-    access = GatewayAccess(sessions, admin_key, worker_key)
+    app.state.access = access = GatewayAccess(sessions, admin_key, worker_key)
     gateway = _Gateway(sessions, rules or SessionConfig(), access)
     public = JsonRouter(app, protocol_for_path, sessions.settings.max_body_bytes, to_api_error)
     public.add_route("/health", gateway.health, methods=("GET",))

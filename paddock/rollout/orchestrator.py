@@ -137,6 +137,12 @@ class Orchestrator:
         self._taken.update(record.task for record in taken)
         return taken
 
+    def put_task(self, name: str, spec: TaskSpec) -> None:
+        """Add a task, without a ratio yet, or change how its next rollouts are run."""
+        self.tasks[name] = spec
+        self._health.watch(name, spec.settings)
+        self.task_mixture.add_task(name)
+
     def set_ratios(self, ratios: Mapping[str, float]) -> None:
         """Change the task ratios from the next composed batch on."""
         self.task_mixture.request_ratios(ratios, since=self.next_update, now=self.current_update)

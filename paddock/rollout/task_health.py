@@ -24,9 +24,13 @@ class TaskHealthMonitor:
     """
 
     def __init__(self, tasks: Mapping[str, TaskSettings]) -> None:
-        self._tasks = tasks
+        self._tasks = dict(tasks)
         self._failed: Counter[str] = Counter()
         self._filtered: Counter[str] = Counter()
+
+    def watch(self, task: str, settings: TaskSettings) -> None:
+        """A task that is new or has other limits."""
+        self._tasks[task] = settings
 
     def record_group(self, task: str, status: str, reason: str) -> str:
         """Count a group that ended. Returns why its task should be disabled, or an empty string."""

@@ -24,6 +24,10 @@ class TaskMixture:
         self._recipe = validate_ratios(ratios, ratios)
         self._rows: list[TaskWeights] = []
 
+    def add_task(self, task: str) -> None:
+        """A further task; its ratio is 0 until it is requested."""
+        self._tasks = tuple(dict.fromkeys((*self._tasks, task)))
+
     def resume(self, update: int) -> None:
         """Load the changes from the ledger; `update` is the next one."""
         self._rows = self._ledger.task_weights()

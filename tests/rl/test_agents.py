@@ -19,7 +19,7 @@ from paddock import launch
 from paddock.journal import Ledger
 from paddock.launch.engines import open_model_folder
 from paddock.launch.rollout_engines import open_engines
-from paddock.launch.rollouts import _task_specs, _worker
+from paddock.launch.rollouts import _worker, task_spec
 from paddock.launch.run_gateway import open_run_gateway
 from paddock.records import Failure, Verdict
 from paddock.rl.group_filter import GroupFilter
@@ -72,10 +72,10 @@ async def agents_of(start, folder, agent):
     settings = settings_of(recipe_in(folder, start, f"{RECIPE}\n[tasks.vault.agent]\n{table}\n"))
     model = open_model_folder(start, None)
     async with open_engines(settings, model) as sampling:
-        common = (settings, model, sampling.generate, sampling)
-        async with open_run_gateway(settings, _worker(*common), folder) as gateway:
-            specs = _task_specs(*common, GroupFilter(settings), gateway)
-            yield specs["vault"].rollout_fn
+        common = _worker(settings, model, sampling.generate, sampling)
+        async with open_run_gateway(settings, common, folder) as gateway:
+            spec = task_spec(settings, "vault", common, GroupFilter(settings), gateway)
+            yield spec.rollout_fn
             assert len(gateway.sessions) == 0
 
 
@@ -253,17 +253,24 @@ def cmdline(pid):
     return ""
 
 
-def test_killed_agents_cost_no_group_and_duplicate_nothing(start, tmp_path, monkeypatch):
+def killed_at_random_moments(start, folder, patch, *, kills, steps):
+    """A run whose agents are killed; checks it, and returns the number of its rollouts."""
     sampled, stop = [], threading.Event()
-    log_samples(monkeypatch, sampled)
+    log_samples(patch, sampled)
+    agent = {"command": f"{SCRIPT} slow", "max_retries": 20}
     with ThreadPoolExecutor(1) as pool:
-        killing = pool.submit(kill_children, "agent_script", 4, stop)
-        run = run_with(tmp_path, start, {"command": f"{SCRIPT} slow", "max_retries": 10})
+        killing = pool.submit(kill_children, "agent_script", kills, stop)
+        run = run_with(folder, start, agent, f"steps={steps}")
         stop.set()
-    assert killing.result() == 4
+    assert killing.result() == kills
     with Ledger(run / "ledger.sqlite") as ledger:
         assert list(ledger.failure_counts()) == []
     found = rollouts_of(run)
-    assert len(found) == 8
+    assert len(found) == 4 * steps
     for branches in found:
         check_replay(branches, sampled)
+    return len(found)
+
+
+def test_killed_agents_cost_no_group_and_duplicate_nothing(start, tmp_path, monkeypatch):
+    killed_at_random_moments(start, tmp_path, monkeypatch, kills=4, steps=2)

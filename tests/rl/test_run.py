@@ -13,7 +13,7 @@ from paddock.dashboard.rollouts import RolloutQuery, rollout_overview
 from paddock.journal import UNUSED_REASON, Journal, Ledger, LedgerView
 from paddock.launch.engines import open_model_folder
 from paddock.launch.rollout_engines import open_engines, paused
-from paddock.launch.rollouts import LEDGER_FILE, _task_specs
+from paddock.launch.rollouts import LEDGER_FILE, _worker, task_spec
 from paddock.records import Failure
 from paddock.rl.group_filter import GroupFilter
 from paddock.rl.learner import Learner, open_learner
@@ -47,7 +47,8 @@ async def by_hand(settings, folder, updates):
     async with open_engines(settings, model) as sampling:
         barrier = RequestBarrier(partial(paused, sampling.engines[0]))
         generate = DeterministicClient(sampling.generate, barrier)
-        work = _task_specs(settings, model, generate, sampling, GroupFilter(settings))["vault"]
+        common = _worker(settings, model, generate, sampling)
+        work = task_spec(settings, "vault", common, GroupFilter(settings))
         size = settings.rollout.groups_per_batch
         for update in range(updates):
             which = range(update * size, (update + 1) * size)

@@ -1,24 +1,28 @@
 """Session API keys: a key opens only its own session; an agent can end only its own rollout."""
 
 import asyncio
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 
 import httpx
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
+from paddock.envs import make
 from paddock.journal import Ledger
 from paddock.records import Failure, Verdict
 from paddock.rl.live_batches import LiveBatchSource
+from paddock.rollout.agents import AgentRollout, AgentSettings, run_at_url
 from paddock.rollout.gateway import build_gateway
 from paddock.rollout.orchestrator import Orchestrator, TaskSpec
-from paddock.rollout.session_manager import GatewaySettings, SessionManager
+from paddock.rollout.session_manager import GatewaySettings, SessionConfig, SessionManager
 from paddock.rollout.settings import RolloutSettings, TaskSettings
-from paddock.rollout.task_service import build_task_service
+from paddock.rollout.sglang_client import ServerClient, connection_pool
+from paddock.rollout.task_schedule import RolloutSpec
 from tests.rollout.agents import HTTP
 from tests.rollout.engines import RandomEngine, renderer
-from tests.rollout.task_service import KEY
-from tests.rollout.task_service import rollout as honest
-from tests.rollout.test_gateway import ADMIN, gateway, opened
-from tests.rollout.test_task_service import gateway_and_registry, rollout_by, rollout_spec, served
+from tests.rollout.test_gateway import ADMIN, ADMIN_KEY, gateway, opened
 from tests.rollout.virtual_time import Engine, Learner
 from tests.serve.live import listening
 
@@ -33,6 +37,22 @@ AGENT = {  # requests an agent may send in its own session
     ("POST", "/v1/messages/count_tokens"): CHAT,
 }
 TRAINER = {("POST", "/export"): {}, ("DELETE", ""): None}  # requests only the trainer may send
+
+
+@asynccontextmanager
+async def served(app):
+    """Serve an application in this event loop; yields its address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    server.capture_signals = nullcontext  # leave Ctrl-C to pytest
+    serving = asyncio.ensure_future(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await serving
 
 
 def status(method, url, body, headers):
@@ -139,91 +159,156 @@ def test_concurrent_turns_of_a_session_are_bounded():
 
 # --- in a run -------------------------------------------------------------------------------------
 
+SPEC = RolloutSpec.derive("a", 3, 1, seed=9)
 
-async def attack_other_sessions(http, url, spec, session):
+
+@asynccontextmanager
+async def agents_by(play):
+    """The rollout function of agents that a service starts and scores, and the sessions."""
+    sessions, service = SessionManager(RandomEngine(), renderer()), FastAPI()
+
+    @service.post("/start")
+    async def start(rollout: dict):
+        async with httpx.AsyncClient(timeout=60) as http:
+            reward = await play(http, rollout)
+            await http.post(
+                rollout["verdict_url"],
+                json={"reward": reward},
+                headers={"x-api-key": rollout["verdict_key"]},
+            )
+        return {}
+
+    gateway = build_gateway(sessions, admin_key=ADMIN_KEY, queues={})
+    async with connection_pool() as http, served(gateway) as url, served(service) as where:
+        yield (
+            AgentRollout(
+                taskset=make("http"),
+                sessions=sessions,
+                rules=SessionConfig(),
+                settings=AgentSettings(url=f"{where}/start", posted_verdict=True),
+                run_agent=partial(run_at_url, ServerClient(f"{where}/start", http)),
+                base_url=url,
+                http=http,
+            ),
+            sessions,
+        )
+
+
+async def honest(http, rollout):
+    """Two turns; the reward is 1 for even numbers."""
+    messages = list(rollout["task"]["messages"])
+    headers = {"Authorization": f"Bearer {rollout['api_key']}"}
+    for _ in range(2):
+        body = {"messages": messages}
+        reply = await http.post(
+            f"{rollout['base_url']}/v1/chat/completions", json=body, headers=headers
+        )
+        reply.raise_for_status()
+        messages += [reply.json()["choices"][0]["message"], {"role": "user", "content": "go on"}]
+    return float(rollout["number"] % 2 == 0)
+
+
+async def attack_other_sessions(http, rollout):
     """Every request an agent could send to other sessions, with its own key and without one."""
-    ids = [f"{task}-{spec.number + n}-{m}" for task in ("a", "b") for n in range(3) for m in (0, 1)]
-    others = [id for id in ids if id != spec.session_id]
-    for headers in ({"Authorization": f"Bearer {session.api_key}"}, {}):
-        tries = [("GET", "/sessions", None), ("POST", "/tasks", {"name": "a", "url": url})]
+    url, own, number = rollout["base_url"], rollout["session"], rollout["number"]
+    ids = [f"{task}-{number + n}-{m}" for task in ("a", "b") for n in range(3) for m in (0, 1)]
+    others = [id for id in ids if id != own]
+    for headers in ({"Authorization": f"Bearer {rollout['api_key']}"}, {}):
+        tries = [("GET", "/sessions", None), ("POST", "/tasks/a/rollouts/next", {})]
         tries += [("POST", "/sessions", {"id": id}) for id in others]
-        tries += [("POST", f"/sessions/{id}/v1/chat/completions", CHAT) for id in others]
-        tries += [("DELETE", f"/sessions/{id}", None) for id in ids]  # including its own
+        for id in others:
+            tries += [
+                ("POST", f"/sessions/{id}/v1/{path}", CHAT)
+                for path in ("chat/completions", "tools", "end")
+            ]
+            tries.append(("GET", f"/sessions/{id}/v1/task", None))
+        for id in ids:  # including its own
+            tries += [
+                ("DELETE", f"/sessions/{id}", None),
+                ("POST", f"/sessions/{id}/verdict", {"reward": 1.0}),
+            ]
         for method, path, body in tries:
             reply = await http.request(method, url + path, json=body, headers=headers)
             yield reply.status_code
 
 
-def test_an_agent_cannot_change_other_sessions():
+def test_an_agent_cannot_change_other_sessions_or_its_own_reward():
     statuses = set()
 
+    async def play(http, rollout):
+        if rollout["name"] == "a":
+            statuses.update([status async for status in attack_other_sessions(http, rollout)])
+        return await honest(http, rollout)
+
     async def main():
-        async with gateway_and_registry() as (_, registry, run_remote, url):
-
-            async def hostile(spec, session):
-                async with httpx.AsyncClient(timeout=60) as http:
-                    statuses.update(
-                        [s async for s in attack_other_sessions(http, url, spec, session)]
-                    )
-                return await honest(spec, session)
-
-            service = build_task_service({"a": hostile, "b": honest}, key=KEY)
-            async with served(service) as where:
-                registry.register("a", where)
-                registry.register("b", where)
-                registry.expires_after_s = 1e6
-                task_specs = {
-                    task: TaskSpec(run_remote, TaskSettings(group_size=2)) for task in ("a", "b")
-                }
-                settings = RolloutSettings(groups_per_batch=2, pipeline_depth=1, max_staleness=2)
-                ledger = Ledger(":memory:")
-                async with LiveBatchSource(
-                    Orchestrator(task_specs, settings, ledger, seed=0)
-                ) as collect:
-                    learner = Learner(collect, Engine(), step_s=lambda: 0.0)
-                    await asyncio.wait_for(learner.run(2), 120)
-                return learner, ledger
+        async with agents_by(play) as (rollout_fn, _):
+            specs = {name: TaskSpec(rollout_fn, TaskSettings(group_size=2)) for name in "ab"}
+            settings = RolloutSettings(groups_per_batch=2, pipeline_depth=1, max_staleness=100)
+            ledger = Ledger(":memory:")
+            async with LiveBatchSource(Orchestrator(specs, settings, ledger, seed=0)) as collect:
+                learner = Learner(collect, Engine(), step_s=lambda: 0.0)
+                await asyncio.wait_for(learner.run(2), 120)
+            return learner, ledger
 
     learner, ledger = asyncio.run(main())
-    assert statuses == {401, 403}
+    assert statuses == {401}
     assert list(ledger.failure_counts()) == []
-    branches = [
-        branch for b in learner.batches for g in b.groups for each in g.rollouts for branch in each
-    ]
-    assert len(branches) == 8
-    for branch in branches:
-        assert isinstance(branch.outcome, Verdict) and len(branch.turns) == 2
+    rollouts = [(g, each) for b in learner.batches for g in b.groups for each in g.rollouts]
+    assert len(rollouts) == 8
+    for group, branches in rollouts:
+        assert branches[0].outcome == Verdict(reward=float(group.number % 2 == 0))
+        assert sum(turn.trained for branch in branches for turn in branch.turns) == 2
 
 
 def test_a_session_that_cannot_be_opened_or_is_closed_early_is_a_failure():
-    async def main(close):
-        async with gateway_and_registry() as (_, registry, run_remote, _):
+    async def main(*, close):
+        async def play(http, rollout):
+            reward = await honest(http, rollout)
+            if close:
+                await http.delete(
+                    f"{rollout['base_url']}/sessions/{rollout['session']}", headers=ADMIN
+                )
+            return reward
 
-            async def rollout(spec, session):
-                run_remote.sessions.close(run_remote.sessions[spec.session_id])
-                return Verdict(reward=1.0)
-
-            async with served(build_task_service({"echo": rollout}, key=KEY)) as url:
-                registry.register("echo", url)
-                if not close:
-                    run_remote.sessions.open(rollout_spec().session_id)
-                (branch,) = await run_remote(rollout_spec())
-                return branch
+        async with agents_by(play) as (rollout_fn, sessions):
+            rollout_fn.settings = AgentSettings(url="http://service", max_retries=0)
+            if not close:
+                sessions.open(SPEC.session_id)
+            return (await rollout_fn(SPEC))[0]
 
     taken, closed = asyncio.run(main(close=False)), asyncio.run(main(close=True))
     for branch, what in ((taken, "is already open"), (closed, "closed before the rollout ended")):
         assert isinstance(branch.outcome, Failure) and branch.outcome.kind == "infrastructure"
         assert what in branch.outcome.what
-        assert branch.session_id == rollout_spec().session_id
+        assert branch.session_id == SPEC.session_id
 
 
-def test_the_agent_of_a_service_gets_the_key_of_its_session():
-    async def rollout(spec, session):
-        assert session.api_key not in repr(session)
-        headers = {"Authorization": f"Bearer {session.api_key}"}
-        async with httpx.AsyncClient(timeout=60) as http:
-            found = (await http.get(session.base_url, headers=headers)).json()
-        return Verdict(reward=1.0, note=found["id"])
+def test_a_service_with_a_bug_is_a_failure_and_never_a_reward():
+    async def play(http, rollout):
+        raise KeyError("tests")
 
-    branch, _ = rollout_by(build_task_service({"echo": rollout}, key=KEY))
-    assert branch.outcome == Verdict(reward=1.0, note=rollout_spec().session_id)
+    async def main():
+        async with agents_by(play) as (rollout_fn, sessions):
+            (branch,) = await rollout_fn(SPEC)
+            return branch, len(sessions)
+
+    branch, left = asyncio.run(main())
+    assert branch.outcome.label == "infrastructure at agent" and left == 0
+
+
+def test_cancelling_a_rollout_closes_its_session():
+    async def main():
+        begun = asyncio.Event()
+
+        async def play(http, rollout):
+            begun.set()
+            await asyncio.sleep(1e6)
+
+        async with agents_by(play) as (rollout_fn, sessions):
+            running = asyncio.ensure_future(rollout_fn(SPEC))
+            await asyncio.wait_for(begun.wait(), 60)
+            running.cancel()
+            await asyncio.wait({running})
+            assert len(sessions) == 0
+
+    asyncio.run(main())
