@@ -46,7 +46,7 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "train": (train_ablations.claims, train_step.claims_here),
     "engine": (serve.claims, async_scheduling.claims, serve_gpu.claims, tool_choice.claims),
     "chat": (chat.claims,),
-    "agents": (foreign_environments.claims,),
+    "agents": (agents.claims, foreign_environments.claims),
     "envs": (environments.claims, sandbox.claims, terminal_bench.claims),
     "rl": (
         rl_logprobs.claims,
@@ -57,7 +57,6 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
         rl_gateway.claims,
         rl_trl.claims,
     ),
-    "agents": (agents.claims,),
     "kernels": (kernels.claims,),
     "pipeline": (nano_pipeline.claims,),
     "quant": (quant.claims,),
