@@ -19,6 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # the process. Capping oneDNN below AMX costs tests nothing.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# Programs that run in environments of their own, with what this one does not have.
+collect_ignore = ["envs/foreign_taskset.py", "envs/openenv_servers.py", "rl/foreign_vault.py"]
+
 # How long an example takes says how busy the machine is, not whether it holds.
 QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("explore", **QUIET, derandomize=False)

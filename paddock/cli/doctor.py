@@ -28,6 +28,7 @@ EXTRAS = {
     "dash": ("plotly",),
     "data": ("datasets", "pyarrow", "gguf"),
     "envs": ("reasoning_gym", "math_verify", "yaml"),
+    "mcp": ("mcp",),
     "track": ("tensorboard", "trackio", "wandb"),
 }
 # Programs, any one of which is enough, and how to install one.

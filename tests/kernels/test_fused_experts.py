@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paddock.kernels import fused_experts, grouped_gemm, moe_permute, workspace
+from paddock.kernels.fused_experts.fused import MAX_ROWS
 from paddock.kernels.swiglu import silu_and_mul
 from paddock.kernels.topk import topk_indices
 from tests.kernels.compiled import compiled
@@ -43,8 +44,8 @@ def test_many_rows_large_experts_and_gradients_are_unsupported(monkeypatch):
 
 @torch.no_grad()
 def test_too_many_rows_for_one_program_are_unsupported():
-    stacks = torch.randn(128, 4, 2), torch.randn(128, 2, 2)  # few rows per expert, small experts
-    for tokens, few in ((128, True), (129, False)):
+    stacks = torch.randn(2048, 4, 2), torch.randn(2048, 2, 2)  # few rows per expert, small experts
+    for tokens, few in ((MAX_ROWS // 2, True), (MAX_ROWS // 2 + 1, False)):
         expert = torch.zeros(tokens, 2, dtype=torch.int64)
         assert fused_experts.is_supported(torch.randn(tokens, 2), expert, *stacks) == few
 
