@@ -27,7 +27,7 @@ EXTRAS = {
     "web": ("playwright",),
     "dash": ("plotly",),
     "data": ("datasets", "pyarrow", "gguf"),
-    "envs": ("reasoning_gym", "math_verify", "yaml"),
+    "envs": ("reasoning_gym", "math_verify", "yaml", "websockets"),
     "mcp": ("mcp",),
     "track": ("tensorboard", "trackio", "wandb"),
 }
