@@ -1,6 +1,7 @@
 """The import rule between packages: the table is paddock's docstring, checked by syntax trees."""
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -24,6 +25,16 @@ RESTRICTED = {  # outside modules and calls, and the only places that may use th
     "print": {"cli"},
     "argparse": set(),
 }
+
+
+def syntax_tree(file: Path) -> ast.Module:
+    """Without garbage collection: in CPython 3.11 a finalizer that parses, or lets another thread
+    parse, while a tree is built makes `ast.parse` raise SystemError."""
+    gc.disable()
+    try:
+        return ast.parse(file.read_text())
+    finally:
+        gc.enable()
 
 
 def import_table(doc: str) -> dict[str, set[str]]:
@@ -50,7 +61,7 @@ def violations(root: Path, packages: dict[str, set[str]]) -> Iterator[str]:
     for package, above in packages.items():
         for file in sorted((root / package).rglob("*.py")):
             where = file.relative_to(root).as_posix()
-            names = _names(ast.parse(file.read_text()))
+            names = _names(syntax_tree(file))
             allowed = above | {package, "__version__"}
             found = {
                 (line, what) for line, name in names for what in _forbidden(name, where, allowed)
@@ -66,7 +77,7 @@ def violations(root: Path, packages: dict[str, set[str]]) -> Iterator[str]:
 
 def _deep(file: Path, package: str) -> Iterator[tuple[int, str]]:
     """Imports past another package's `__init__`; an op of kernels is a surface of its own."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(syntax_tree(file)):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module]
         elif isinstance(node, ast.Import):
@@ -111,7 +122,7 @@ def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def listed(package: Path) -> set[str]:
     """The files and folders that a package's docstring names: the first word of each line at the
     margin, such as `loop.py` or `topk/`."""
-    doc = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    doc = ast.get_docstring(syntax_tree(package / "__init__.py")) or ""
     names = re.findall(r"^(\w+(?:\.\w+|/))(?=\s)", doc, re.MULTILINE)
     return {name.removesuffix("/") for name in names}
 

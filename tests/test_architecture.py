@@ -13,6 +13,7 @@ from tests.architecture import (
     import_table,
     listed,
     present,
+    syntax_tree,
     violations,
 )
 from tests.conftest import SECONDS
@@ -108,7 +109,7 @@ def test_no_function_has_more_than_80_lines():
     lengths = {
         f"{file}:{node.name}": node.end_lineno - node.lineno + 1
         for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(syntax_tree(file))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: lines for name, lines in lengths.items() if lines > 80} == {}

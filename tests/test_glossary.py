@@ -8,6 +8,7 @@ from pathlib import Path
 
 import paddock
 from paddock.config import BaseSettings
+from tests.architecture import syntax_tree
 
 ROOT = Path(paddock.__file__).parent
 GLOSSARY = (ROOT.parent / "docs" / "glossary.md").read_text()
@@ -17,7 +18,7 @@ PACKAGES = sorted(folder.parent.name for folder in ROOT.glob("*/__init__.py"))
 
 def exported(package):
     """The names in a package's `__all__`, read from its syntax tree."""
-    for node in ast.parse((ROOT / package / "__init__.py").read_text()).body:
+    for node in syntax_tree(ROOT / package / "__init__.py").body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return [element.value for element in node.value.elts]
     return []
@@ -46,7 +47,7 @@ def test_every_settings_key_is_in_the_glossary():
 def test_no_public_class_name_stands_in_two_files():
     files = defaultdict(list)
     for file in ROOT.rglob("*.py"):
-        for node in ast.parse(file.read_text()).body:
+        for node in syntax_tree(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 files[node.name].append(file.relative_to(ROOT).as_posix())
     assert {name: where for name, where in files.items() if len(where) > 1} == {}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture import syntax_tree
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "paper.md").read_text()
 PLACES = sorted(set(re.findall(r"`([\w/]+\.py): ([\w.]+)`", PAGE)))
@@ -16,7 +18,7 @@ SHOWN = ("toy", "real", "never run", "-")
 def defined(file: Path) -> set[str]:
     """Functions, classes, methods and constants of a file, methods as Class.method."""
     names: set[str] = set()
-    for node in ast.parse(file.read_text()).body:
+    for node in syntax_tree(file).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
@@ -36,7 +38,7 @@ def imported(module: str) -> frozenset[str]:
     if not file.is_file():
         return frozenset()
     found = set(re.findall(r"paddock(?:\.\w+)+", file.read_text()))
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(syntax_tree(file)):
         if isinstance(node, ast.ImportFrom):
             base = module if path.is_dir() else module.rpartition(".")[0]
             prefix = node.module or "" if node.level == 0 else f"{base}.{node.module or ''}"

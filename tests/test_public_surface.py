@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import paddock
+from tests.architecture import syntax_tree
 from tests.test_glossary import PACKAGES, exported
 
 ROOT = Path(paddock.__file__).parent
@@ -41,7 +42,7 @@ def used_names():
         for f in (ROOT.parent / top).rglob("*.py")
     ]:
         own = file.relative_to(ROOT).parts[0] if file.is_relative_to(ROOT) else ""
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(syntax_tree(file)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paddock."):
                 package = node.module.split(".")[1]
                 if package != own:

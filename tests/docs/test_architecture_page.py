@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture import syntax_tree
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 STEP = re.compile(
@@ -16,7 +18,7 @@ STEPS = [(file, name, re.findall(r"`(\w+)`", rest)) for file, name, rest in STEP
 
 def function(file, name):
     """The syntax tree of a function or method of the package."""
-    body = ast.parse((ROOT / "paddock" / file).read_text()).body
+    body = syntax_tree(ROOT / "paddock" / file).body
     for part in name.split("."):
         found = [node for node in body if getattr(node, "name", None) == part]
         assert found, f"docs/architecture.md names {name}, which paddock/{file} does not have"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paddock.kernels.dispatch import KERNELS, has_triton
+from tests.architecture import syntax_tree
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(
@@ -54,7 +55,7 @@ def test_kernel_switches_are_known():
 def test_kernels_that_dispatch_imports_exist(module):
     """Imports inside functions run only on a GPU: check their names, and what is used of them."""
     package = module.rpartition(".")[0]
-    tree = ast.parse(Path(importlib.import_module(module).__file__).read_text())
+    tree = syntax_tree(Path(importlib.import_module(module).__file__))
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom):
             continue
