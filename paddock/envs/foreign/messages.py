@@ -1,13 +1,16 @@
 """Chat messages and tools as the OpenAI API writes them."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from paddock.records import Message, ToolCall, ToolSpec
 
 
-def message_to_json(message: Message) -> dict[str, Any]:
-    """An assistant message; `message_from_json` reads it back."""
+def message_to_json(message: Message, *, parsed_arguments: bool = False) -> dict[str, Any]:
+    """A message; `message_from_json` reads it back. With `parsed_arguments` arguments are objects,
+    as in chat templates."""
+    write: Callable[[Any], object] = dict if parsed_arguments else json.dumps
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         found["reasoning_content"] = message.reasoning
@@ -16,10 +19,12 @@ def message_to_json(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                "function": {"name": call.name, "arguments": write(call.arguments)},
             }
             for call in message.tool_calls
         ]
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
     return found
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from paddock.envs.env import RolloutFailed
+from paddock.envs.foreign.messages import message_to_json
 from paddock.envs.registry import EnvError
 from paddock.envs.rewards.reward import RewardScore, Submission
 from paddock.envs.worker_pool import WorkerError, shared_pool
-from paddock.records import Message
 
 _HERE = "paddock.envs.rewards.function"
 _NUM_WORKERS = 4
@@ -69,6 +69,7 @@ def _reason(error: WorkerError) -> str:
 def function_arguments(submission: Submission) -> dict[str, list[Any]]:
     """The keyword arguments of a call: messages where the prompt is a list of messages, else text.
 
+    >>> from paddock.records import Message
     >>> messages = (Message(role="user", content="2 + 2?"), Message(role="assistant", content="4"))
     >>> function_arguments(Submission(messages=messages, columns={"prompt": "2 + 2?", "level": 1}))
     {'level': [1], 'prompts': ['2 + 2?'], 'completions': ['4']}
@@ -76,28 +77,13 @@ def function_arguments(submission: Submission) -> dict[str, list[Any]]:
     columns = dict(submission.columns)
     prompt = columns.pop("prompt", submission.question)
     replies = submission.messages[submission.prompt_length :]
-    completion = submission.reply if isinstance(prompt, str) else [_as_dict(m) for m in replies]
+    completion = (
+        submission.reply
+        if isinstance(prompt, str)
+        else [message_to_json(m, parsed_arguments=True) for m in replies]
+    )
     lists = {name: [value] for name, value in columns.items()}
     return {**lists, "prompts": [prompt], "completions": [completion]}
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    """A message in the form of chat templates."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        found["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        found["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
-    return found
 
 
 # --- in the worker --------------------------------------------------------------------------------
