@@ -172,8 +172,7 @@ class CommandRunner:
         return re.sub(r"(?<=127\.0\.0\.1:)\d+", lambda m: self._ports.get(m[0], m[0]), text)
 
     def _environment(self) -> dict[str, str]:
-        paths = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def command_of(words: list[str]) -> str:
@@ -232,7 +231,10 @@ def free_port() -> str:
 @contextlib.contextmanager
 def open_runner(folder: Path) -> Iterator[CommandRunner]:
     made = CommandRunner(folder)
+    path = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{path}"  # as in an activated environment
     try:
         yield made
     finally:
+        os.environ["PATH"] = path
         made.stop_servers()
