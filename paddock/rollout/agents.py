@@ -362,6 +362,7 @@ class RolloutQueue:
     _waiting: asyncio.Queue[tuple[AgentEndpoint, asyncio.Event]] = field(
         default_factory=asyncio.Queue
     )
+    _takers: set[asyncio.Timeout] = field(default_factory=set)
 
     async def run_agent(self, endpoint: AgentEndpoint) -> None:
         live, taken = endpoint.session, asyncio.Event()
@@ -388,10 +389,19 @@ class RolloutQueue:
     async def take(self, wait_s: float) -> AgentEndpoint | None:
         """The next rollout for a worker; None if there is none within `wait_s`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while True:
-                    endpoint, taken = await self._waiting.get()
-                    if not taken.is_set():
-                        taken.set()
-                        return endpoint
+            async with asyncio.timeout(wait_s) as timeout:
+                self._takers.add(timeout)
+                try:
+                    while True:
+                        endpoint, taken = await self._waiting.get()
+                        if not taken.is_set():
+                            taken.set()
+                            return endpoint
+                finally:
+                    self._takers.discard(timeout)
         return None
+
+    def release(self) -> None:
+        """The run is over: workers wait no longer."""
+        for timeout in self._takers:
+            timeout.reschedule(0.0)
