@@ -18,6 +18,7 @@ in_flight.py           groups in flight, rollout timeouts
 orchestrator.py        issues groups, runs rollouts, records outcomes
 prefix_matcher.py      when a conversation equals the recorded one
 replica_pool.py        several engine replicas as one: health checks, retries
+rollout_queue.py       workers that ask for rollouts, and rollouts that wait for one
 session.py             one agent's conversation as token ids
 session_manager.py     open sessions of the gateway, and their configuration
 session_router.py      session-affine routing to replicas
@@ -46,6 +47,7 @@ from paddock.rollout.group import RolloutFn, RolloutGroup, TaskSpec
 from paddock.rollout.in_flight import CANCEL_GRACE_S, failed_trajectory
 from paddock.rollout.orchestrator import LogEvent, Orchestrator
 from paddock.rollout.replica_pool import Replica, ReplicaPool, ReplicaPoolSettings
+from paddock.rollout.rollout_queue import RolloutQueue
 from paddock.rollout.session import PRESERVED
 from paddock.rollout.settings import RolloutSettings, TaskSettings
 from paddock.rollout.task_health import RunAbortedError
@@ -73,6 +75,7 @@ __all__ = [
     "ReplicaPoolSettings",
     "RolloutFn",
     "RolloutGroup",
+    "RolloutQueue",
     "RolloutSettings",
     "RolloutSpec",
     "RolloutWorker",

@@ -26,6 +26,7 @@ from paddock.rl.group_filter import GroupFilter
 from paddock.rollout.task_schedule import RolloutSpec
 from tests.patience import PATIENCE_S
 from tests.rl.agent_script import play
+from tests.rl.vault_env import VaultEnv
 from tests.rl.vault_runs import RECIPE, events, numbers, recipe_in, settings_of
 from tests.rollout.replay import check_replay, log_samples
 from tests.serve.live import listening
@@ -198,6 +199,30 @@ def test_the_worker_of_the_examples_plays_rollouts_until_the_run_is_over(start, 
     worker, found = asyncio.run(main())
     assert worker.wait(PATIENCE_S) == 0
     assert all(isinstance(branches[0].outcome, Verdict) for branches in found)
+
+
+def test_the_time_of_a_task_begins_when_a_worker_is_there(start, tmp_path, monkeypatch):
+    resets, reset = [], VaultEnv.reset
+
+    async def noted(env):
+        resets.append(env)
+        await reset(env)
+
+    monkeypatch.setattr(VaultEnv, "reset", noted)
+
+    async def main():
+        async with agents_of(start, tmp_path, {"pull": True}) as rollout_fn:
+            running = asyncio.ensure_future(rollout_fn(SPECS[0]))
+            await asyncio.sleep(0.1)
+            early = len(resets)
+            words = [*SCRIPT.split(), "pull", str(tmp_path / "gateway.json"), "vault"]
+            worker = subprocess.Popen(words)
+            found = await asyncio.wait_for(running, PATIENCE_S)
+        return early, worker.wait(PATIENCE_S), found
+
+    early, code, (branch, *_) = asyncio.run(main())
+    assert early == 0 and len(resets) == 1 and isinstance(branch.outcome, Verdict)
+    assert code == 0, "and the worker is told that the run is over"
 
 
 def test_an_agent_behind_a_url_is_started_by_a_post(start, tmp_path):

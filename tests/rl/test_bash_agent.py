@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,7 @@ async def _rollouts(engine, specs):
                 sessions=sessions,
                 rules=rules,
                 settings=AgentSettings(command=command),
-                run_agent=ProcessAgent(command).run_agent,
+                reserve_agent=lambda: nullcontext(ProcessAgent(command).run_agent),
                 base_url=socket_url(sock),
                 http=http,
             )

@@ -23,7 +23,8 @@ def save_random_model(folder: Path, *, context: int = 4096) -> Path:
 
 def calling(name: str, **arguments: Any) -> Message:
     """A reply that is one tool call."""
-    return Message(role="assistant", content="", tool_calls=(ToolCall("call_0", name, arguments),))
+    call = ToolCall(id="call_0", name=name, arguments=arguments)
+    return Message(role="assistant", content="", tool_calls=(call,))
 
 
 def saying(text: str) -> Message:
