@@ -106,7 +106,7 @@ def learns_nano(client: str) -> Claim:
         recipe = folder / "recipe.toml"
         recipe.write_text(NANO.format(start=fine_tune(Path(NANO_BASE), 0, folder)))
         run = train(client, recipe, folder / "run", "tools")
-    print(f"{client}: reward " + " ".join(f"{reward:.2f}" for reward in run.rewards))
+    print(f"{client}: reward {' '.join(f'{reward:.2f}' for reward in run.rewards)}")
     return _reward_claim(f"nano, {client} client", run)
 
 
@@ -132,7 +132,7 @@ def train(
     class Callbacks(launch.RLCallbacks):
         def on_start(self, step: int, steps: int) -> None:  # noqa: ARG002
             words = [sys.executable, str(worker), client, str(out / "gateway.json"), task]
-            workers.append(subprocess.Popen(words, stderr=subprocess.DEVNULL, env=ALONE))
+            workers.append(subprocess.Popen(words, env=ALONE))
 
     began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:

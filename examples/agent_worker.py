@@ -9,7 +9,9 @@ In a recipe:  [tasks.store.agent]  pull = true
 import json
 import sys
 import threading
+import urllib.error
 import urllib.request
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,12 @@ def work(client_name: str, gateway: dict[str, Any], task: str) -> None:
         if rollout is not None:
             url, key = rollout["base_url"], rollout["api_key"]
             made = getattr(import_module(client_name), client)(base_url=url + path, api_key=key)
-            agent.play(made, rollout["task"])
-            post(f"{url}/v1/end", key, {})
+            try:
+                agent.play(made, rollout["task"])
+            except Exception as error:  # the run knows why a turn failed
+                print(f"{rollout['session']}: {error!r}", file=sys.stderr)
+            with suppress(urllib.error.HTTPError):  # it may be over already
+                post(f"{url}/v1/end", key, {})
 
 
 def post(url: str, key: str, body: dict[str, Any]) -> Any:
