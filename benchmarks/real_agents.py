@@ -38,7 +38,7 @@ from tests.serve.random_model import calling, one_of, save_random_model, saying
 
 HERE = Path(__file__).parent
 NPM_CACHE = Path.home() / ".cache" / "paddock" / "npm"
-SEEDS = 2  # runs of each agent at the gateway
+SEEDS = 3  # runs of each agent at the gateway
 CONTEXT = 1 << 17  # tokens; with the small vocabulary of the model some prompts have 50,000
 KV_CACHE_BYTES = 1 << 28
 EVEN = 50.0  # the temperature at which a call and an end are about as likely
