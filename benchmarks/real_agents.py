@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -196,7 +196,10 @@ def _agents() -> Iterator[Agent]:
             name="mini-swe-agent",
             api=api,
             command=_python(MINI_SWE_AGENT, "mini_swe_agent", kind),
-            replies=(calling("bash", command=echo), calling("bash", command=submit)),
+            replies=(
+                replace(calling("bash", command=echo), content="First."),
+                calling("bash", command=submit),
+            ),
         )
     yield Agent(
         name="mini-swe-agent",
@@ -265,7 +268,7 @@ def claims(only: str | None = None) -> list[Claim]:
             target="all runs, tool turns",
             measured="; ".join(tally.wrong[:2])
             or f"{tally.runs} runs, {tally.turns} turns, {tally.calls} after tool results; "
-            f"{tally.requests} requests to the server",
+            f"server: {tally.requests} requests",
             holds=not tally.wrong and tally.calls > 0,
         )
         for name, tally in tallies.items()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paddock.http import ConnectionPool
     from paddock.records import SamplingParams
     from paddock.rl import RLSettings
-    from paddock.rollout import RolloutQueue, RolloutWorker, agents, gateway
+    from paddock.rollout import RolloutWorker, agents, gateway
 
 GATEWAY_FILE = "gateway.json"  # of the run folder: where it is, and its keys
 
@@ -36,7 +36,7 @@ class RunGateway:
         self, sessions: "gateway.SessionManager", url: str, http: "ConnectionPool"
     ) -> None:
         self.sessions, self.url, self.http = sessions, url, http
-        self.queues: dict[str, RolloutQueue] = {}
+        self.queues: dict[str, gateway.RolloutQueue] = {}
 
     def rollout_fn(
         self,
@@ -66,7 +66,7 @@ class RunGateway:
         )
 
     def _reserve_agent(self, name: str, settings: "agents.AgentSettings") -> "agents.ReserveAgent":
-        from paddock.rollout import RolloutQueue, agents, sglang_client
+        from paddock.rollout import agents, gateway, sglang_client
 
         if settings.command is not None:
             agent = ProcessAgent(settings.command)
@@ -76,7 +76,7 @@ class RunGateway:
             server = sglang_client.ServerClient(settings.url, self.http, timeout_s=1e9)
             return lambda: nullcontext(partial(agents.run_at_url, server))
         # A task that is registered again keeps its queue, in which some may wait.
-        self.queues.setdefault(name, RolloutQueue(settings.idle_timeout_s))
+        self.queues.setdefault(name, gateway.RolloutQueue(settings.idle_timeout_s))
         return self.queues[name].reserve
 
 

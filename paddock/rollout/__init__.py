@@ -47,7 +47,6 @@ from paddock.rollout.group import RolloutFn, RolloutGroup, TaskSpec
 from paddock.rollout.in_flight import CANCEL_GRACE_S, failed_trajectory
 from paddock.rollout.orchestrator import LogEvent, Orchestrator
 from paddock.rollout.replica_pool import Replica, ReplicaPool, ReplicaPoolSettings
-from paddock.rollout.rollout_queue import RolloutQueue
 from paddock.rollout.session import PRESERVED
 from paddock.rollout.settings import RolloutSettings, TaskSettings
 from paddock.rollout.task_health import RunAbortedError
@@ -75,7 +74,6 @@ __all__ = [
     "ReplicaPoolSettings",
     "RolloutFn",
     "RolloutGroup",
-    "RolloutQueue",
     "RolloutSettings",
     "RolloutSpec",
     "RolloutWorker",

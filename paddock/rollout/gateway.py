@@ -71,6 +71,7 @@ __all__ = [
     "GatewayAccess",
     "GatewaySettings",
     "LiveSession",
+    "RolloutQueue",
     "SessionConfig",
     "SessionManager",
     "build_gateway",

@@ -4,6 +4,7 @@ The shapes are those that the agents of benchmarks/real_agents.py sent, which ru
 """
 
 import json
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,9 +12,9 @@ from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineSettings
 from paddock.launch.engines import in_process_client
 from paddock.text import Tokenizer, get_renderer
-from tests.rollout.agents import HTTP
-from tests.rollout.test_gateway import exported, gateway, opened
-from tests.serve.random_model import calling, one_of, save_random_model
+from tests.rollout.agents import HTTP, ChatAgent
+from tests.rollout.test_gateway import gateway, opened
+from tests.serve.random_model import calling, one_of, save_random_model, saying
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 CHAT_TOOL = {"type": "function", "function": {"name": "bash", "parameters": SCHEMA, "strict": True}}
@@ -191,22 +192,45 @@ def engine(tmp_path_factory):
         yield found
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_an_agent_takes_its_tool_turns_in_one_branch(engine, name):
-    path, body, field, take = SHAPES[name]
+@contextmanager
+def session(engine, reply):
+    """A session whose every reply is this one."""
     renderer, limit = get_renderer(engine.tokenizer), engine.capacity.context_length
     rules = {
-        "response_format": one_of(renderer, REPLY),
+        "response_format": one_of(renderer, reply),
         "chat_template_kwargs": {"enable_thinking": False},
     }
     with gateway(in_process_client(engine), renderer, context_length=limit) as (url, sessions):
-        api, sent = opened(url, "s", **rules), list(body[field])
+        yield opened(url, "s", **rules), sessions["s"].session
+
+
+def check_three_turns(api):
+    facts = HTTP.get(api.url, headers=api.headers).json()
+    assert (facts["turns"], facts["branches"], facts["forks"]) == (3, 1, [])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_agent_takes_its_tool_turns_in_one_branch(engine, name):
+    path, body, field, take = SHAPES[name]
+    with session(engine, REPLY) as (api, kept):
+        sent = list(body[field])
         for _ in range(3):
             asked = body | {field: sent}
             reply = HTTP.post(f"{api.url}/v1/{path}", json=asked, headers=api.headers)
             assert reply.status_code == 200, reply.text
             sent += take(reply.json())
-        (branch,) = exported(url, "s")
-        assert len(branch["turns"]) == 3
-        replies = [node.messages()[1] for node in sessions["s"].session.tree.nodes]
+        check_three_turns(api)
+        replies = [node.messages()[1] for node in kept.tree.nodes]
         assert [reply.tool_calls[0].arguments for reply in replies] == [{"command": "echo hi"}] * 3
+
+
+@pytest.mark.parametrize("added", ["", "</code>"])
+def test_a_stop_string_may_be_sent_back_with_the_reply_that_it_ended(engine, added):
+    with session(engine, saying("<code>\n1\n</code>")) as (api, _):
+        agent = ChatAgent(api, stream=False, tools=[])
+        for _ in range(3):
+            agent.say("Go on.")
+            agent.turn(stop=["</code>"])
+            assert agent.messages[-1]["content"] == "<code>\n1\n"
+            agent.messages[-1]["content"] += added
+        check_three_turns(api)

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ from tests.rollout.conversations import ids_of
 from tests.rollout.engines import RandomEngine, ScriptedEngine, completion, renderer
 from tests.serve.live import listening
 from tests.serve.memorized_model import WEATHER
-from tests.serve.random_model import calling, one_of
 from tests.text.conversations import MARKERS, WORDS, text
 
 VARIANTS = [(name, stream) for name in AGENTS for stream in (False, True)]
@@ -288,36 +286,6 @@ def test_the_forced_opening_of_a_required_call_is_not_trained(real, engine):
         (node,) = sessions["s"].session.tree.nodes
         opening = words.tokenizer.decode(node.added.tolist())
         assert opening.endswith("<tool_call>get_weather")
-
-
-def test_the_format_that_a_session_was_opened_with_outranks_a_required_call(real, engine):
-    words = get_renderer(engine.tokenizer)
-    with gateway(real, words, GREEDY) as (url, _):
-        api = opened(url, "s", response_format=one_of(words, calling("get_weather", city="Rome")))
-        agent = ChatAgent(api, stream=False, tools=[TOOL])
-        for more in ({}, {"tool_choice": "required"}):
-            agent.say("Weather in Oslo?")
-            (call,) = agent.turn(**more)
-            assert json.loads(agent.messages[-1]["tool_calls"][0]["function"]["arguments"]) == {
-                "city": "Rome"
-            }
-            agent.answer([(call, "12 C")])
-        (branch,) = exported(url, "s")
-        assert len(branch["turns"]) == 2
-
-
-@pytest.mark.parametrize("added", ["", ","])
-def test_a_stop_string_may_be_sent_back_with_the_reply_that_it_ended(real, engine, added):
-    with gateway(real, get_renderer(engine.tokenizer), GREEDY) as (url, _):
-        agent = ChatAgent(opened(url, "s"), stream=False, tools=[])
-        agent.say("Say hello.")
-        agent.turn(stop=[","])
-        assert agent.messages[-1]["content"] == "Hello there"
-        agent.messages[-1]["content"] += added
-        agent.say("Go on.")
-        agent.turn(max_tokens=4)
-        (branch,) = exported(url, "s")
-        assert len(branch["turns"]) == 2
 
 
 # --- errors and exports ---------------------------------------------------------------------------
