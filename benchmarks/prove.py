@@ -24,6 +24,7 @@ from benchmarks import (
     kernels,
     nano_pipeline,
     quant,
+    real_agents,
     rl_distill,
     rl_gateway,
     rl_learn,
@@ -46,7 +47,7 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "train": (train_ablations.claims, train_step.claims_here),
     "engine": (serve.claims, async_scheduling.claims, serve_gpu.claims, tool_choice.claims),
     "chat": (chat.claims,),
-    "agents": (agents.claims, foreign_environments.claims),
+    "agents": (agents.claims, real_agents.claims, foreign_environments.claims),
     "envs": (environments.claims, sandbox.claims, terminal_bench.claims),
     "rl": (
         rl_logprobs.claims,

@@ -18,6 +18,7 @@ in_flight.py           groups in flight, rollout timeouts
 orchestrator.py        issues groups, runs rollouts, records outcomes
 prefix_matcher.py      when a conversation equals the recorded one
 replica_pool.py        several engine replicas as one: health checks, retries
+rollout_queue.py       workers that ask for rollouts, and rollouts that wait for one
 session.py             one agent's conversation as token ids
 session_manager.py     open sessions of the gateway, and their configuration
 session_router.py      session-affine routing to replicas
