@@ -17,6 +17,7 @@ group.py               groups of rollouts that share a baseline
 in_flight.py           groups in flight, rollout timeouts
 orchestrator.py        issues groups, runs rollouts, records outcomes
 prefix_matcher.py      when a conversation equals the recorded one
+prompt_weights.py      prompts drawn by their running pass rate
 replica_pool.py        several engine replicas as one: health checks, retries
 session.py             one agent's conversation as token ids
 session_manager.py     open sessions of the gateway, and their configuration

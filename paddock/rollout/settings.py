@@ -1,8 +1,15 @@
 """Rollout settings: batch size, staleness, weight sync, concurrency; limits and agent per task."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from paddock.config import BaseSettings, NonNegativeWeight
 from paddock.rollout.context_management import ContextSettings
@@ -67,6 +74,14 @@ weights are synced every 4 updates [type=value_error, input_value={'sync_weights
         return self.pipeline_depth == 0 or self.max_staleness < self.updates_per_batch
 
 
+class PromptWeightSettings(BaseSettings):
+    """How often a prompt is drawn, by its running pass rate; see prompt_weights.py."""
+
+    min_weight: Annotated[float, Field(gt=0, le=1)] = 0.1  # of a prompt always or never solved
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5  # of the running pass rate
+    pass_reward: FiniteFloat = 1.0  # lowest reward of a rollout that passes
+
+
 class TaskSettings(BaseSettings):
     """Settings of one task of a run."""
 
@@ -78,6 +93,7 @@ class TaskSettings(BaseSettings):
     max_consecutive_filtered: PositiveInt = 64  # groups, before the task is disabled
     required: bool = False  # abort the run instead of disabling the task
     context_management: ContextSettings = ContextSettings()
+    prompt_weights: PromptWeightSettings | None = None  # None: every prompt equally often
 
 
 class AgentSettings(BaseSettings):
