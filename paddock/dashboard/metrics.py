@@ -61,12 +61,16 @@ METRIC_DISPLAYS = {
     "policy_loss": MetricDisplay("Policy loss"),
 }
 REWARD = "reward/"  # prefix of the reward of one task
+TOKEN_SHARE = "token_share/"  # prefix of the share of one task
 
 
 def metric_display(metric: str) -> MetricDisplay:
     """Display of a metric; an unknown one is shown under its name."""
     if metric.startswith(REWARD):
         return MetricDisplay(f"Reward, {metric.removeprefix(REWARD)}", "mean of its rollouts")
+    if metric.startswith(TOKEN_SHARE):
+        task = metric.removeprefix(TOKEN_SHARE)
+        return MetricDisplay(f"Token share, {task}", "of the sampled tokens of a batch", zero=True)
     return METRIC_DISPLAYS.get(metric, MetricDisplay(metric.replace("_", " ")))
 
 

@@ -120,8 +120,15 @@ class Ledger:
                 "INSERT INTO skipped VALUES (?, ?, ?)", [(*each, since) for each in skipped]
             )
 
-    def record_rollout(self, ordinal: int, member: int, branches: Sequence[Trajectory]) -> None:
-        """Record a rollout of a group that has ended, with all its branches."""
+    def record_rollout(
+        self,
+        ordinal: int,
+        member: int,
+        branches: Sequence[Trajectory],
+        seconds: float | None = None,
+    ) -> None:
+        """Record a rollout of a group that has ended, with all its branches, and how long it took
+        if that is to be known."""
         outcome = branches[0].outcome
         result: tuple[float | None, str, str, str]  # reward, kind, place, what
         match outcome:
@@ -142,6 +149,9 @@ class Ledger:
                 pack_rollout(branches),
             ),
         )
+        if seconds is not None:
+            row = (ordinal, member, seconds)
+            self._base.execute("INSERT OR REPLACE INTO rollout_seconds VALUES (?, ?, ?)", row)
 
     def end_group(
         self, ordinal: int, status: Literal["finished", "filtered", "failed"], reason: str = ""
@@ -303,6 +313,12 @@ class Ledger:
             " WHERE kind <> '' GROUP BY task, kind, place"
         )
         return {(task, kind, place): count for task, kind, place, count in rows}
+
+    def group_cost(self, ordinal: int, unit: Literal["tokens", "seconds"]) -> float:
+        """Sampled tokens of a group, or seconds that its rollouts took."""
+        table = "attempts" if unit == "tokens" else "rollout_seconds"
+        query = f"SELECT TOTAL({unit}) FROM {table} WHERE ordinal = ?"
+        return float(self._base.execute(query, (ordinal,)).fetchone()[0])
 
     def ended_rewards(self) -> Iterator[tuple[str, int, list[float]]]:
         """Task, number and rewards of every group whose rollouts have all ended, in the order in

@@ -49,6 +49,12 @@ CREATE TABLE IF NOT EXISTS skipped (
     issued INTEGER NOT NULL,
     PRIMARY KEY (task, number)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rollout_seconds (
+    ordinal INTEGER NOT NULL,
+    member INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    PRIMARY KEY (ordinal, member)
+) WITHOUT ROWID;
 """
 
 # Everything since an update: groups issued, their rollouts, weights that nobody asked for.

@@ -7,7 +7,7 @@ import asyncio
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class UpdateMetrics:
     train_stats: TrainStats
     rollout_stats: RolloutStats
     staleness: tuple[int, ...]  # of each group of the batch, in updates
+    task_tokens: Mapping[str, int]  # sampled, in the groups of the batch
     seconds: float  # since the last UpdateMetrics
     data_wait_s: float  # of `seconds`, waiting for the batch
     weight_sync_s: float  # of `seconds`, the weight sync before this batch
@@ -58,6 +59,10 @@ class UpdateMetrics:
             metrics["reward"] = stats.reward
         metrics |= {f"reward/{task}": reward for task, reward in stats.rewards.items()}
         metrics |= {f"failures/{kind}": count for kind, count in stats.failures.items()}
+        if len(self.task_tokens) > 1:
+            total = max(1, sum(self.task_tokens.values()))
+            shares = {task: tokens / total for task, tokens in self.task_tokens.items()}
+            metrics |= {f"token_share/{task}": share for task, share in shares.items()}
         if self.engine_idle is not None:
             metrics["engine_idle"] = self.engine_idle
         for last in self.train_stats.step_outputs[-1:]:
@@ -105,6 +110,15 @@ def health_signals(
         num_zero_variance=rollout_stats.num_zero_variance,
         staleness=max(staleness, default=0) + len(train_stats.step_outputs) - 1,
     )
+
+
+def sampled_tokens(groups: Sequence[RolloutGroup], tasks: Iterable[str]) -> dict[str, int]:
+    """Sampled tokens of the groups, by task."""
+    counts = dict.fromkeys(tasks, 0)
+    for group in groups:
+        turns = (turn for branches in group.rollouts for b in branches for turn in b.turns)
+        counts[group.task] += sum(len(turn.completion.token_ids) for turn in turns)
+    return counts
 
 
 def target_reached(recent: Sequence[float], settings: RLSettings) -> bool:
@@ -177,6 +191,7 @@ class RLTrainer:
                     train_stats=train_stats,
                     rollout_stats=rollout_stats,
                     staleness=batch.staleness,
+                    task_tokens=sampled_tokens(batch.groups, settings.tasks),
                     seconds=now - start,
                     data_wait_s=batch.wait_s,
                     weight_sync_s=sync_s,

@@ -25,6 +25,7 @@ session_router.py      session-affine routing to replicas
 session_tree.py        token ids of a session as a tree of turns
 settings.py            rollout settings
 sglang_client.py       client of SGLang-compatible servers; weight sync over HTTP
+task_costs.py          what task ratios are shares of
 task_health.py         disables tasks after consecutive failures
 task_mixture.py        task ratios over time
 task_schedule.py       deterministic order of tasks, rollout seeds

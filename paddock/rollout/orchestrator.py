@@ -34,6 +34,7 @@ from paddock.rollout.group import (
 from paddock.rollout.in_flight import GroupInFlight
 from paddock.rollout.prompt_weights import PromptWeights
 from paddock.rollout.settings import RolloutSettings
+from paddock.rollout.task_costs import TaskCosts
 from paddock.rollout.task_health import STALE, RunAbortedError, TaskHealthMonitor
 from paddock.rollout.task_mixture import TaskMixture
 
@@ -79,8 +80,7 @@ class Orchestrator:
         self._groups: dict[int, GroupInFlight] = {}  # live groups, in order of issue
         self._numbers: Counter[str] = Counter()  # next group number of each task
         self._ordinal = 0
-        self._taken: Counter[str] = Counter()  # groups in batches since the current weights hold
-        self._taken_since = 0
+        self._costs = TaskCosts(ledger, settings.ratio_unit)
         self._health = self._new_health_monitor()
         self._prompt_weights = {name: self._new_weights(name) for name in tasks}
 
@@ -98,17 +98,14 @@ class Orchestrator:
         return sum(len(group.queued) for group in self._groups.values())
 
     def batch_context(self) -> BatchContext:
-        weights, since = (
-            self.task_mixture.weights(self.next_update),
-            self.task_mixture.effective_since(self.next_update),
-        )
-        if since != self._taken_since:
-            self._taken, self._taken_since = Counter(), since
+        weights = self.task_mixture.weights(self.next_update)
+        self._costs.count_from(self.task_mixture.effective_since(self.next_update))
         return BatchContext(
             update=self.next_update,
             version=self.version,
             task_weights=weights,
-            groups_taken=dict(self._taken),
+            taken=dict(self._costs.taken),
+            costs=self._costs.per_group(weights),
         )
 
     # -- events ----------------------------------------------------------------------------------
@@ -125,13 +122,10 @@ class Orchestrator:
         self.ledger.set_metadata("seed", self._seed)
         self.next_update = self.current_update = self.version = updates
         self.task_mixture.resume(updates)
-        self._taken_since = self.task_mixture.effective_since(updates)
         records = self.ledger.groups()
+        self._costs.resume(records, self.task_mixture.effective_since(updates))
         self._ordinal = 1 + max((record.ordinal for record in records), default=-1)
         self._numbers = Counter()
-        self._taken = Counter(
-            r.task for r in records if r.trained is not None and r.trained >= self._taken_since
-        )
         self._health = self._new_health_monitor()
         self._health.restore(record for record in records if record.status != "in flight")
         self._prompt_weights = {name: self._new_weights(name) for name in self.tasks}
@@ -146,7 +140,7 @@ class Orchestrator:
     def take_batch(self, ready: BatchReady) -> list[GroupRecord]:
         """Hand the groups of a batch to the trainer."""
         taken = [self._groups.pop(ordinal).record for ordinal in ready.ordinals]
-        self._taken.update(record.task for record in taken)
+        self._costs.take(taken)
         return taken
 
     def put_task(self, name: str, spec: TaskSpec) -> None:
@@ -303,7 +297,10 @@ class Orchestrator:
             return
         group.note_version(oldest_version(branches))
         group.done[run.spec.member] = branches
-        self.ledger.record_rollout(group.record.ordinal, run.spec.member, branches)
+        seconds = None
+        if self.settings.ratio_unit == "seconds":
+            seconds = asyncio.get_running_loop().time() - run.started
+        self.ledger.record_rollout(group.record.ordinal, run.spec.member, branches, seconds)
         if group.is_done:
             self._end(group)
             self.dispatch()

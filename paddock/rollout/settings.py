@@ -14,6 +14,8 @@ from pydantic import (
 from paddock.config import BaseSettings, NonNegativeWeight
 from paddock.rollout.context_management import ContextSettings
 
+RatioUnit = Literal["groups", "tokens", "seconds"]
+
 
 class RolloutSettings(BaseSettings):
     """How far rollouts may run ahead of the trainer, and what happens to stale ones.
@@ -39,6 +41,9 @@ weights are synced every 4 updates [type=value_error, input_value={'sync_weights
     on_stale: Literal["wait", "drop"] = "wait"
     # wait: the trainer waits for groups that would become too stale; nothing is dropped
     # drop: groups whose oldest token is too stale are dropped and replaced
+    # What task ratios are shares of: trained groups, their sampled tokens, or the seconds their
+    # rollouts took.
+    ratio_unit: RatioUnit = "groups"
     order: Literal["oldest_first", "in_order"] = "oldest_first"
     # oldest_first: a batch takes finished groups first; in_order: groups by their number
     updates_per_batch: PositiveInt = 1
@@ -61,6 +66,8 @@ weights are synced every 4 updates [type=value_error, input_value={'sync_weights
             )
         if self.deterministic and (self.order != "in_order" or self.on_stale != "wait"):
             raise ValueError('\'deterministic\' needs order = "in_order" and on_stale = "wait"')
+        if self.deterministic and self.ratio_unit == "seconds":
+            raise ValueError("'deterministic' excludes ratio_unit = \"seconds\", which vary")
         if self.min_concurrent > self.max_concurrent:
             raise ValueError(
                 f"'min_concurrent' {self.min_concurrent} exceeds"
@@ -85,7 +92,7 @@ class PromptWeightSettings(BaseSettings):
 class TaskSettings(BaseSettings):
     """Settings of one task of a run."""
 
-    ratio: NonNegativeWeight = 1.0  # share of trained groups, relative to the other tasks
+    ratio: NonNegativeWeight = 1.0  # share of `ratio_unit`, relative to the other tasks
     group_size: PositiveInt = 8
     max_concurrent: PositiveInt | None = None  # running rollouts of this task
     attempt_timeout_s: PositiveFloat = 600.0  # after which a rollout is cancelled
