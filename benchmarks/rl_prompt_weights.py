@@ -34,10 +34,10 @@ env = "nano-rules"
 group_size = 8
 num_tasks = {prompts}
 """
-UPDATES, PROMPTS, TASKS = 32, 64, 300
+UPDATES, PROMPTS, TASKS = 32, 32, 300
 ARMS = {
     "uniform": (),
-    "weighted": ("tasks.rules.prompt_weights.momentum=0.5",),
+    "weighted": ("tasks.rules.prompt_weights.min_weight=0.1",),
 }
 
 

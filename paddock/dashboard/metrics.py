@@ -48,6 +48,11 @@ METRIC_DISPLAYS = {
         "Routing mismatch", "fraction of tokens with other experts", zero=True
     ),
     "teacher_kl": MetricDisplay("KL to the teacher", "nats/token, estimated"),
+    "accept_length": MetricDisplay(
+        "MTP acceptance length",
+        "tokens per decode step, greedy, on a batch's rollouts",
+        noisy=False,
+    ),
     "masked": MetricDisplay("Masked tokens", "fraction of trained tokens", zero=True),
     "zero_variance": MetricDisplay(
         "Zero-variance groups", "share of groups with equal rewards", zero=True

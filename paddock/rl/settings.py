@@ -176,6 +176,8 @@ class RLSettings(BaseSettings):
     reset_optimizer: bool = False  # clear the optimizer state at each weight sync
     freeze_indexer: bool = True
     routing_replay: Literal["no", "compare", "replay"] = "no"
+    train_mtp: bool = False  # the MTP layer follows the policy; else it is frozen
+    mtp_coef: PositiveFloat = 0.2  # of the MTP loss, with `train_mtp`
     checkpoint: CheckpointSettings = CheckpointSettings(every=50)
     alerts: AlertSettings = AlertSettings()
     stop_at_reward: FiniteFloat | None = None  # mean reward over `stop_window` batches

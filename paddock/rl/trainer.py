@@ -37,6 +37,7 @@ class UpdateMetrics:
     data_wait_s: float  # of `seconds`, waiting for the batch
     weight_sync_s: float  # of `seconds`, the weight sync before this batch
     engine_busy: float | None  # fraction of `seconds`; None if unknown
+    accept_length: float | None  # before the first update and after that of a checkpoint
     alerts: tuple[Alert, ...]
 
     @property
@@ -65,6 +66,8 @@ class UpdateMetrics:
             metrics |= {f"token_share/{task}": share for task, share in shares.items()}
         if self.engine_idle is not None:
             metrics["engine_idle"] = self.engine_idle
+        if self.accept_length is not None:
+            metrics["accept_length"] = self.accept_length
         for last in self.train_stats.step_outputs[-1:]:
             metrics |= {"grad_norm": last.grad_norm, "lr": last.lr}
         return metrics | {
@@ -178,11 +181,14 @@ class RLTrainer:
         while (batch := await self.batches.next_batch()) is not None:
             rollout_stats = self.group_filter.pop_stats()
             groups = await self._samples(batch.groups)
+            accepted = await self._accept_length(groups) if learner.updates == 0 else None
             train_stats = await self.batches.await_or_fail(asyncio.to_thread(learner.train, groups))
             self.batches.mark_trained(batch)
             if rollout_stats.reward is not None:
                 recent.append(rollout_stats.reward)
             final = train_stats.updates >= settings.steps or target_reached(recent, settings)
+            if accepted is None and self._saves(final):
+                accepted = await self._accept_length(groups)
             now, busy_now = self.clock(), await self._busy()
             self.on_update(
                 UpdateMetrics(
@@ -198,6 +204,7 @@ class RLTrainer:
                     engine_busy=(busy_now - busy) / max(now - start, 1e-9)
                     if self.engine_busy_s
                     else None,
+                    accept_length=accepted,
                     alerts=tuple(
                         check_alerts(
                             health_signals(train_stats, rollout_stats, batch.staleness),
@@ -218,6 +225,18 @@ class RLTrainer:
             await self.batches.await_or_fail(asyncio.to_thread(self.engine_busy_s))
             if self.engine_busy_s
             else 0.0
+        )
+
+    async def _accept_length(self, groups: Sequence[Sequence[policy.PolicySample]]) -> float | None:
+        """The acceptance length of MTP drafts on the sampled tokens of a batch."""
+        measured = asyncio.to_thread(self.learner.accept_length, groups)
+        return await self.batches.await_or_fail(measured)
+
+    def _saves(self, final: bool) -> bool:
+        """Whether a checkpoint follows the updates done, where engines get new weights."""
+        settings = self.learner.settings
+        return final or crosses_multiple(
+            self.learner.updates, settings.rollout.updates_per_batch, settings.checkpoint.every
         )
 
     async def _samples(self, groups: Sequence[RolloutGroup]) -> list[list[policy.PolicySample]]:
@@ -247,9 +266,7 @@ class RLTrainer:
         await self.batches.wait_quiescent()
         if settings.reset_optimizer:
             learner.reset_optimizer()
-        if final or crosses_multiple(
-            learner.updates, rollout.updates_per_batch, settings.checkpoint.every
-        ):
+        if self._saves(final):
             learner.extra_state = {"rewards": list(recent), "tally": self.group_filter.state_dict()}
             saved = await asyncio.to_thread(
                 learner.save, self.checkpoints, extra_files=dict(self.extra_files), final=final

@@ -19,7 +19,9 @@ from paddock.rollout.settings import PromptWeightSettings
 class PromptWeights:
     """Running pass rates of the prompts of one task.
 
-    >>> weights = PromptWeights(PromptWeightSettings(min_weight=0.2), num_prompts=3, key="sums/0")
+    >>> weights = PromptWeights(
+    ...     PromptWeightSettings(min_weight=0.2, momentum=0.5), num_prompts=3, key="sums/0"
+    ... )
     >>> weights.record(0, [1.0, 1.0])
     >>> weights.record(4, [0.0, 1.0])
     >>> [round(weights.weight(prompt), 3) for prompt in range(3)]

@@ -85,7 +85,9 @@ class PromptWeightSettings(BaseSettings):
     """How often a prompt is drawn, by its running pass rate; see prompt_weights.py."""
 
     min_weight: Annotated[float, Field(gt=0, le=1)] = 0.1  # of a prompt always or never solved
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5  # of the running pass rate
+    momentum: Annotated[float, Field(ge=0, lt=1)] = (
+        0.25  # of the running pass rate: prompts are seen seldom
+    )
     pass_reward: FiniteFloat = 1.0  # lowest reward of a rollout that passes
 
 

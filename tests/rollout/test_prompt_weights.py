@@ -43,6 +43,6 @@ def test_a_prompt_that_becomes_solvable_is_drawn_more():
     weights = weights_of(0.1)
     before = weights.weight(0)
     weights.record(6, [1.0, 0.0, 0.0, 1.0])
-    assert weights.pass_rate[0] == 0.25 and weights.weight(0) > 5 * before
+    assert weights.pass_rate[0] == 0.375 and weights.weight(0) > 5 * before
     weights.record(12, [])  # nothing but failures of the environment
-    assert weights.pass_rate[0] == 0.25
+    assert weights.pass_rate[0] == 0.375
