@@ -130,7 +130,12 @@ def tokenizer() -> Tokenizer:
 
 
 def pretrained_on_vault(
-    folder: Path, *, start: Path | None = None, steps: int = 60, full: float = 0.35
+    folder: Path,
+    *,
+    start: Path | None = None,
+    steps: int = 60,
+    full: float = 0.35,
+    context: int = 192,
 ) -> Path:
     """A checkpoint whose network opens about `full` of its vaults, trained from `start`."""
     seed = 1
@@ -138,7 +143,7 @@ def pretrained_on_vault(
     config = latent_config(
         vocab=words.vocab_size,
         hidden=48,
-        context=192,
+        context=context,
         attention=("dsa",) * 2,
         mlp=("dense", "moe"),
         indexer={"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
