@@ -136,8 +136,10 @@ def pretrained_on_vault(
     steps: int = 60,
     full: float = 0.35,
     context: int = 192,
+    vaults: int = 1,
 ) -> Path:
-    """A checkpoint whose network opens about `full` of its vaults, trained from `start`."""
+    """A checkpoint whose network opens about `full` of its vaults, trained from `start` on
+    conversations of so many `vaults`."""
     seed = 1
     words, taskset = tokenizer(), VaultTaskset(VaultSettings(seed=99))
     config = latent_config(
@@ -162,7 +164,9 @@ def pretrained_on_vault(
         rows = []
         for i in range(5):
             style = "full" if rng.random() < full else "guess"
-            messages = demonstration(taskset, 5 * step + i, style)
+            first = (5 * step + i) * vaults
+            every = [demonstration(taskset, first + more, style) for more in range(vaults)]
+            messages = [message for one in every for message in one]
             rows.append(renderer.render_dialogue(messages, tools=(LOOK,), thinking=KEEPS))
         _step(network, optimizer, rows)
         schedule.step()
