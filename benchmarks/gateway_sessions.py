@@ -347,7 +347,7 @@ def against_bare(slots: int, pause_s: float, seconds: float, rounds: int) -> lis
     arms: list[Arm] = []
     with TemporaryDirectory() as scratch:
         folder = pretrained_on_vault(
-            Path(scratch) / "model", steps=200, full=1.0, vaults=4, context=CONTEXT
+            Path(scratch) / "model", steps=80, full=1.0, vaults=2, context=CONTEXT
         )
         with gateway(folder, CACHE) as ours, bare_server(folder) as bare:
             measure("warm-up", ours, min(slots, 100), pause_s / 4, 5.0)
@@ -424,7 +424,7 @@ def idle_memory(sessions: int, turns: int) -> Claim:
 
     with TemporaryDirectory() as scratch:
         folder = pretrained_on_vault(
-            Path(scratch) / "model", steps=200, full=1.0, vaults=4, context=CONTEXT
+            Path(scratch) / "model", steps=80, full=1.0, vaults=2, context=CONTEXT
         )
         # A small KV cache, which the first sessions fill: its pages are not memory of a session.
         with gateway(folder, "4MB") as (url, pid):
