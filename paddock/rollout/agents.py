@@ -7,7 +7,6 @@ is an infrastructure failure: its rollout is begun again, with another session.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -212,9 +211,11 @@ class AgentPolicy:
         """Results of the environment's tools, for the agent."""
         if self._running is None or self._running.done():
             raise ApiError("the rollout is over", status=409)
+        self._sessions.check_concurrency(self.live)
         asked = _ToolCalls(calls)
         self._calls.put_nowait(asked)
-        return await asked.results
+        with self.live.busy():
+            return await asked.results
 
     def end(self) -> None:
         """The agent says that it is done."""
@@ -376,11 +377,12 @@ class RolloutQueue:
         ends = (live.agent.ended, asyncio.ensure_future(live.scored.wait()))
         try:
             while not any(end.done() for end in ends):
-                idle = 0.0 if live.running else time.monotonic() - live.used_at
-                if idle >= self.idle_timeout_s:
-                    raise _lost("agent", f"no request of its worker for {idle:.0f} s")
+                if live.idle_s >= self.idle_timeout_s:
+                    raise _lost("agent", f"no request of its worker for {live.idle_s:.0f} s")
                 await asyncio.wait(
-                    ends, timeout=self.idle_timeout_s - idle, return_when=asyncio.FIRST_COMPLETED
+                    ends,
+                    timeout=self.idle_timeout_s - live.idle_s,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
         finally:
             ends[1].cancel()
