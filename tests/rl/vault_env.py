@@ -38,6 +38,7 @@ class VaultSettings(EnvSettings):
     delay_s: float = 0.0  # upper bound of the delay of a tool call
     breaks: float = 0.0  # probability that reset fails
     exits: str = ""  # where sys.exit is called: task, open, grade, aside
+    asks: int = 0  # times that a user asks again after a reply without calls
 
     def make_taskset(self):
         return VaultTaskset(self)
@@ -77,7 +78,7 @@ class VaultEnv:
 
     def __init__(self, task, settings, rng):
         self.task, self.settings, self.rng = task, settings, rng
-        self.reply_text, self.opened = "", False
+        self.reply_text, self.opened, self.asks = "", False, settings.asks
 
     async def reset(self):
         asyncio.get_running_loop().call_soon(self.settings.leave, "aside")
@@ -92,6 +93,9 @@ class VaultEnv:
             self.opened = n == "all"
             return "is open"
 
+        if not reply.tool_calls and self.asks:
+            self.asks -= 1
+            return (Message(role="user", content="Vault 1 ."),)
         return await execute_tool_calls([Tool(LOOK, look)], reply)
 
     async def score(self):
