@@ -21,6 +21,7 @@ from benchmarks import (
     environments,
     foreign_environments,
     forward_vs_transformers,
+    gateway_sessions,
     kernels,
     nano_pipeline,
     quant,
@@ -48,7 +49,12 @@ AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "train": (train_ablations.claims, train_step.claims_here),
     "engine": (serve.claims, async_scheduling.claims, serve_gpu.claims, tool_choice.claims),
     "chat": (chat.claims,),
-    "agents": (agents.claims, real_agents.claims, foreign_environments.claims),
+    "agents": (
+        agents.claims,
+        real_agents.claims,
+        foreign_environments.claims,
+        gateway_sessions.claims,
+    ),
     "envs": (environments.claims, sandbox.claims, terminal_bench.claims),
     "rl": (
         rl_logprobs.claims,

@@ -35,6 +35,9 @@ def gateway(  # noqa: PLR0913  one option each
     ] = None,
     max_running_requests: Annotated[int, typer.Option(min=1, help="Max running requests.")] = 32,
     max_prefill_tokens: MaxPrefillTokens = None,
+    idle_timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds until an unused session is closed.")
+    ] = launch.gateway.IDLE_TIMEOUT_S,
     served_model_name: ServedNames = None,
     chat_template: ChatTemplate = None,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option()] = None,
@@ -71,7 +74,9 @@ def gateway(  # noqa: PLR0913  one option each
             typer.echo(f"{name:<15} {text}")
         typer.echo(f"ready in {info.startup_s:.1f} s; press Ctrl-C to stop")
 
-    launch.gateway.run_gateway(model, options, out=out, on_ready=on_ready)
+    launch.gateway.run_gateway(
+        model, options, out=out, idle_timeout_s=idle_timeout, on_ready=on_ready
+    )
     typer.echo("stopped")
 
 

@@ -32,6 +32,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's status; the client is gone and does not s
 JSON = "application/json"
 BODY_TIMEOUT_S = 60.0  # for a body to arrive, extended while bytes keep coming:
 MIN_BODY_BYTES_PER_S = 1000
+RETRY_AFTER_S = 1  # told with 429 and 503, after which clients send the request again
 
 Handler = Callable[[Request, Any], Awaitable[Any]]  # the request and the JSON value of its body
 PayloadIterator = AsyncIterator[dict[str, Any]]
@@ -95,7 +96,13 @@ def to_api_error(error: Exception) -> ApiError:
 def error_response(shape: ApiShape, error: ApiError) -> Response:
     """The response for `error` in the shape of one API."""
     # After 408 the rest of the body may still arrive; it must not be read as the next request.
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(error.status)
+    retry = {"Retry-After": str(RETRY_AFTER_S)}
+    headers = {
+        401: {"WWW-Authenticate": "Bearer"},
+        408: {"Connection": "close"},
+        429: retry,
+        503: retry,
+    }.get(error.status)
     return Response(
         json_codec.json_bytes(shape.error(error)),
         status_code=error.status,

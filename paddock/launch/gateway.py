@@ -15,6 +15,8 @@ from paddock.launch.settings import StrPath
 if TYPE_CHECKING:
     from paddock.rollout import gateway as rollout_gateway
 
+IDLE_TIMEOUT_S = 86400.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayInfo:
@@ -31,12 +33,14 @@ def run_gateway(
     options: ServeOptions,
     *,
     out: StrPath | None = None,
+    idle_timeout_s: float = IDLE_TIMEOUT_S,
     on_ready: Callable[[GatewayInfo], None] | None = None,
 ) -> None:
     """Serve sessions of agents over a checkpoint or a run's newest one, until interrupted.
 
     `options.admin_key` opens, scores, exports and closes sessions. Every branch of a session that
-    is closed, or still open at the end, is appended to the JSONL file `out`.
+    is closed, or still open at the end, is appended to the JSONL file `out`. A session that nobody
+    uses for `idle_timeout_s` is closed.
     """
     import uvicorn
 
@@ -48,7 +52,7 @@ def run_gateway(
     with ExitStack() as stack:
         keep = stack.enter_context(open_session_file(Path(out))) if out is not None else _forget
         loaded = stack.enter_context(open_engines(Path(folder), options))
-        sessions, rules = _sessions(loaded, options, keep)
+        sessions, rules = _sessions(loaded, options, keep, idle_timeout_s)
         app = rollout_gateway.build_gateway(sessions, rules, admin_key=options.admin_key)
         config = uvicorn_config(app, lifespan="on", timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S)
         loaded.sock.listen(config.backlog)  # connections are accepted as soon as on_ready is called
@@ -70,6 +74,7 @@ def _sessions(
     loaded: LoadedEngines,
     options: ServeOptions,
     keep: "Callable[[rollout_gateway.LiveSession], None]",
+    idle_timeout_s: float,
 ) -> "tuple[rollout_gateway.SessionManager, rollout_gateway.SessionConfig]":
     from paddock.records import SamplingParams
     from paddock.rollout import gateway as rollout_gateway
@@ -77,7 +82,9 @@ def _sessions(
     (engine,), model = loaded.engines, loaded.model
     names = options.served_model_names or (model.folder.resolve().name,)
     settings = rollout_gateway.GatewaySettings(
-        served_model_name=names[0], context_length=engine.capacity.context_length
+        served_model_name=names[0],
+        context_length=engine.capacity.context_length,
+        idle_timeout_s=idle_timeout_s,
     )
     sessions = rollout_gateway.SessionManager(
         in_process_client(engine), model.renderer, settings, keep

@@ -1,6 +1,7 @@
 """Rollouts: sessions with exact token ids, inference clients, orchestration of tasks and groups.
 
-agent_routes.py        routes for agents: task, tools, end; rollouts to take
+agent_routes.py        routes for agents: task, tools, user, end; rollouts to take
+agent_verdicts.py      verdicts of their rollouts, also by callback or posted
 agents.py              rollouts by agents in other processes
 atif.py                ATIF export of a session
 batch_composer.py      batch composition under bounded staleness and task ratios

@@ -13,6 +13,7 @@ from paddock.records import ApiError, ToolCall, json_codec
 from paddock.rollout.agents import AgentPolicy
 from paddock.rollout.gateway_access import AGENT_BASES, GatewayAccess
 from paddock.rollout.rollout_queue import RolloutQueue
+from paddock.text import message_to_openai
 
 MAX_BODY_BYTES = 1 << 22
 MAX_WAIT_S = 60.0  # of a worker for a rollout
@@ -40,6 +41,7 @@ class AgentRoutes:
         for base in AGENT_BASES:
             agent.add_route(f"{base}/v1/task", self.task, methods=("GET",))
             agent.add_route(f"{base}/v1/tools", self.call_tools, body=ToolCallsBody)
+            agent.add_route(f"{base}/v1/reply", self.reply)
             agent.add_route(f"{base}/v1/end", self.end)
         worker = replace(public, admit=self.access.worker)
         worker.add_route("/tasks/{name}/rollouts/next", self.next_rollout, body=NextRolloutBody)
@@ -49,13 +51,17 @@ class AgentRoutes:
 
     async def call_tools(self, http: Request, value: Any) -> Any:
         calls = _parse_calls(parse_body(ToolCallsBody, value).calls)
-        results = await self._policy(http).call_tools(calls)
+        results = await self._policy(http).step(calls)
         return {
             "results": [
                 {"id": each.tool_call_id, "role": each.role, "content": each.content}
                 for each in results
             ]
         }
+
+    async def reply(self, http: Request, _value: Any) -> Any:
+        said = await self._policy(http).step(())
+        return {"messages": [message_to_openai(message) for message in said]}
 
     async def end(self, http: Request, _value: Any) -> Any:
         self._policy(http).end()

@@ -12,14 +12,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paddock.envs import (
-    Env,
-    RolloutFailed,
-    RolloutTrace,
-    Taskset,
-    convert_errors,
-    run_rollout,
-)
+from paddock.envs import Env, RolloutFailed, RolloutTrace, Taskset, convert_errors, run_rollout
 from paddock.http import ConnectionPool
 from paddock.records import (
     ApiError,
@@ -29,9 +22,8 @@ from paddock.records import (
     ToolCall,
     ToolSpec,
     Trajectory,
-    Verdict,
-    json_codec,
 )
+from paddock.rollout.agent_verdicts import scored
 from paddock.rollout.client import (
     EngineUnavailableError,
     OverlongPromptError,
@@ -137,7 +129,9 @@ class AgentRollout:
         policy = live.agent = AgentPolicy(self.sessions, live, run_agent, endpoint)
         try:
             return await run_rollout(
-                self._scored(env, live), policy, trouble=self.sessions.generate.unavailable_reason
+                scored(env, self.settings, live, self.http),
+                policy,
+                trouble=self.sessions.generate.unavailable_reason,
             )
         finally:
             await policy.stop()
@@ -158,16 +152,6 @@ class AgentRollout:
             tells_verdict=self.settings.posted_verdict,
         )
 
-    def _scored(self, env: Env, live: LiveSession) -> Env:
-        """The environment, with the verdict from where the settings say."""
-        if self.settings.posted_verdict:
-            return ScoredElsewhere(env, lambda: _posted_verdict(live))
-        url = self.settings.reward_url
-        if url is not None:
-            server = ServerClient(url, self.http, timeout_s=self.settings.reward_timeout_s)
-            return ScoredElsewhere(env, lambda: _reward_of_url(server, live))
-        return env
-
 
 def _is_lost(branch: Trajectory) -> bool:
     """Whether the agent was lost, rather than the rollout failed."""
@@ -187,8 +171,8 @@ def _lost_session(what: str) -> Failure:
 
 
 class AgentPolicy:
-    """Policy whose replies an agent elsewhere decides: the calls of the environment's tools, one
-    after another, then its last reply."""
+    """Policy whose replies an agent elsewhere decides: calls of the environment's tools and replies
+    to its user, one after another, then its last reply."""
 
     def __init__(
         self,
@@ -201,8 +185,8 @@ class AgentPolicy:
         self._sessions, self._run_agent = sessions, run_agent
         self._replied = False
         self._running: asyncio.Future[None] | None = None
-        self._calls: asyncio.Queue[_ToolCalls] = asyncio.Queue()
-        self._asked: _ToolCalls | None = None  # whose results are awaited
+        self._steps: asyncio.Queue[_Step] = asyncio.Queue()
+        self._taken: _Step | None = None  # whose answer is awaited
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
@@ -210,30 +194,36 @@ class AgentPolicy:
             told = {**self.endpoint.task, "tools": [tool_to_openai(tool) for tool in tools]}
             self.endpoint = replace(self.endpoint, task=told)
             self._running = asyncio.ensure_future(self._run_agent(self.endpoint))
-        elif self._asked is not None:
-            self._asked.answer(messages)
-        calls = asyncio.ensure_future(self._calls.get())
+        elif self._taken is not None:
+            self._taken.answer(messages)
+        step = asyncio.ensure_future(self._steps.get())
         try:
-            either: set[asyncio.Future[Any]] = {calls, self._running}
+            either: set[asyncio.Future[Any]] = {step, self._running}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if calls.done():
-                self._asked = calls.result()
-                return self._reply_with(self._asked.calls)
+            if step.done():
+                self._taken = step.result()
+                calls = self._taken.calls
+                return self._reply_with(calls) if calls else await self._newest_reply()
         finally:
-            calls.cancel()
+            step.cancel()
         try:
             self._running.result()
         except RolloutFailed as stop:
             raise self._blamed(stop) from stop
         return await self._last_reply()
 
-    async def call_tools(self, calls: tuple[ToolCall, ...]) -> tuple[Message, ...]:
-        """Results of the environment's tools, for the agent."""
+    async def step(self, calls: tuple[ToolCall, ...]) -> tuple[Message, ...]:
+        """Results of calls of the environment's tools. Without calls the agent's newest reply is
+        for the environment's user: what the user says; nothing if the rollout is over."""
         if self._running is None or self._running.done():
             raise ApiError("the rollout is over", status=409)
-        asked = _ToolCalls(calls)
-        self._calls.put_nowait(asked)
-        return await asked.results
+        if not calls and not self.live.session.tree.nodes:
+            raise ApiError("there is no reply yet: take a turn first", status=409)
+        self._sessions.check_concurrency(self.live)
+        step = _Step(calls)
+        self._steps.put_nowait(step)
+        with self.live.busy():
+            return await step.answers
 
     def end(self) -> None:
         """The agent says that it is done."""
@@ -247,11 +237,11 @@ class AgentPolicy:
             await asyncio.wait({self._running})
             with suppress(asyncio.CancelledError, RolloutFailed):
                 self._running.result()
-        left = [] if self._asked is None else [self._asked]
-        while not self._calls.empty():
-            left.append(self._calls.get_nowait())
-        for asked in left:
-            asked.refuse()
+        left = [] if self._taken is None else [self._taken]
+        while not self._steps.empty():
+            left.append(self._steps.get_nowait())
+        for step in left:
+            step.end()
 
     def _reply_with(self, calls: tuple[ToolCall, ...]) -> Message:
         """The newest reply if it has these calls, as it usually has, else one without content."""
@@ -266,8 +256,12 @@ class AgentPolicy:
 
     async def _last_reply(self) -> Message:
         if self._replied:
-            raise RolloutFailed("world", "agent", "it ended, and the environment asks for more")
+            what = "it ended, and the environment goes on: its user is answered at /v1/reply"
+            raise RolloutFailed("world", "agent", what)
         self._replied = True
+        return await self._newest_reply()
+
+    async def _newest_reply(self) -> Message:
         await self.live.wait_delivered(self._sessions.settings.delivery_timeout_s)
         nodes = self.live.session.tree.nodes
         if not nodes:
@@ -285,77 +279,31 @@ class AgentPolicy:
         return stop
 
 
-class _ToolCalls:
-    """Tool calls of an agent, until the environment has answered them."""
+class _Step:
+    """Tool calls of an agent, or its newest reply if there are none, until the environment has
+    answered."""
 
     def __init__(self, calls: tuple[ToolCall, ...]) -> None:
         self.calls = calls
-        self.results: asyncio.Future[tuple[Message, ...]] = (
+        self.answers: asyncio.Future[tuple[Message, ...]] = (
             asyncio.get_running_loop().create_future()
         )
 
     def answer(self, messages: Sequence[Message]) -> None:
         """Take the messages after the last reply."""
         count = next(i for i, each in enumerate(reversed(messages)) if each.role == "assistant")
-        if not self.results.done():
-            self.results.set_result(tuple(messages[len(messages) - count :]))
+        if not self.answers.done():
+            self.answers.set_result(tuple(messages[len(messages) - count :]))
 
-    def refuse(self) -> None:
-        if not self.results.done():
-            self.results.set_exception(ApiError("the rollout is over", status=409))
-            self.results.exception()  # its request may be gone
-
-
-class ScoredElsewhere:
-    """An environment whose verdict comes from elsewhere."""
-
-    def __init__(self, env: Env, score: Callable[[], Awaitable[Verdict]]) -> None:
-        self._env, self._score = env, score
-
-    @property
-    def task(self) -> Task:
-        return self._env.task
-
-    @property
-    def tools(self) -> tuple[ToolSpec, ...]:
-        return self._env.tools
-
-    async def reset(self) -> None:
-        await self._env.reset()
-
-    async def step(self, reply: Message) -> tuple[Message, ...]:
-        return await self._env.step(reply)
-
-    async def score(self) -> Verdict:
-        return await self._score()
-
-    async def close(self) -> None:
-        await self._env.close()
-
-
-async def _posted_verdict(live: LiveSession) -> Verdict:
-    await live.scored.wait()
-    if isinstance(live.outcome, Failure):
-        raise RolloutFailed(live.outcome.kind, live.outcome.where, live.outcome.what)
-    return live.outcome
-
-
-async def _reward_of_url(server: ServerClient, live: LiveSession) -> Verdict:
-    """The verdict of a callback: POST of the task and the conversation of the newest branch."""
-    assert live.agent is not None
-    path = live.session.tree.nodes[-1].path() if live.session.tree.nodes else []
-    turns = [node.messages() for node in path]
-    body = {
-        "task": live.agent.endpoint.task,
-        "session": live.session.id,
-        "messages": [message_to_openai(m) for new, reply in turns for m in (*new, reply)],
-    }
-    try:
-        return json_codec.decode(Verdict, await server.post("", body))
-    except EngineUnavailableError as error:
-        raise RolloutFailed("infrastructure", "reward_url", str(error)) from error
-    except (RequestRejectedError, json_codec.RecordDecodeError) as error:
-        raise RolloutFailed("grader", "reward_url", str(error)) from error
+    def end(self) -> None:
+        """The rollout is over."""
+        if self.answers.done():
+            return
+        if not self.calls:
+            self.answers.set_result(())
+        else:
+            self.answers.set_exception(ApiError("the rollout is over", status=409))
+            self.answers.exception()  # its request may be gone
 
 
 async def run_at_url(server: ServerClient, endpoint: AgentEndpoint) -> None:

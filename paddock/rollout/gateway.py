@@ -11,9 +11,10 @@ else. Sessions are opened, listed, exported and closed with the admin key, which
 have; without one, only the process of the gateway can do so.
 """
 
+import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -78,6 +79,7 @@ __all__ = [
 ]
 
 _RequestT = TypeVar("_RequestT", bound=ChatRequest)
+_IDLE_CHECK_S = 1.0
 _GC_THRESHOLD = 50_000  # objects, of some hundred turns
 
 
@@ -99,7 +101,7 @@ def build_gateway(
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        lifespan=_tune_gc,
+        lifespan=_lifespan,
     )
     app.router.route_class = _PlainRoute
     app.state.sessions = sessions
@@ -142,7 +144,23 @@ class _PlainRoute(APIRoute):
 
 
 @asynccontextmanager
-async def _tune_gc(_app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    closing = asyncio.ensure_future(_close_idle(app.state.sessions))
+    try:
+        with _tuned_gc():
+            yield
+    finally:
+        closing.cancel()
+
+
+async def _close_idle(sessions: SessionManager) -> None:
+    while True:
+        sessions.close_idle()
+        await asyncio.sleep(_IDLE_CHECK_S)
+
+
+@contextmanager
+def _tuned_gc() -> Iterator[None]:
     """While the gateway runs, garbage collection skips the objects loaded at startup: scanning them
     again and again blocked every turn for 50 ms at a time."""
     gc.collect()
@@ -361,6 +379,7 @@ def _summary(live: LiveSession) -> dict[str, Any]:
         "sampled_tokens": tree.num_sampled_tokens,
         "bytes": tree.nbytes,
         "running": live.running,
+        "idle_s": round(live.idle_s, 1),
         "outcome": json_codec.encode(live.outcome),
         "forks": [node.fork_reason for node in tree.nodes if node.fork_reason],
     }

@@ -1,6 +1,8 @@
 """Bodies of the gateway's own routes: a new session, its verdict and its export."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt, Le
 
 from paddock.api import (
     RequestBody,
@@ -16,6 +18,8 @@ from paddock.rollout.context_management import ContextSettings
 from paddock.rollout.prefix_matcher import MATCHERS
 from paddock.rollout.session_manager import SessionConfig
 
+MAX_IDLE_S = 30 * 86400.0
+
 
 class SessionBody(SamplingFields):
     """Sampling of a new session; see `SessionConfig`."""
@@ -26,6 +30,7 @@ class SessionBody(SamplingFields):
     matcher: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
+    idle_timeout_s: Annotated[float, Gt(0), Le(MAX_IDLE_S)] | None = None
 
 
 class VerdictBody(RequestBody):
@@ -70,6 +75,7 @@ def session_config(body: SessionBody, own: SessionConfig) -> SessionConfig:
         context_management=own.context_management
         if body.context_management is None
         else _context_settings(body.context_management),
+        idle_timeout_s=body.idle_timeout_s,
     )
 
 

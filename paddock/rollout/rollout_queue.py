@@ -1,7 +1,6 @@
 """Rollouts of a task whose agents are workers that ask for them."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -48,7 +47,7 @@ class RolloutQueue:
         ends = (live.agent.ended, asyncio.ensure_future(live.scored.wait()))
         try:
             while not any(end.done() for end in ends):
-                idle = 0.0 if live.running else time.monotonic() - live.used_at
+                idle = live.idle_s
                 if idle >= self.idle_timeout_s:
                     raise lost_agent(f"no request of its worker for {idle:.0f} s")
                 await asyncio.wait(

@@ -14,7 +14,7 @@ from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from paddock.api import ChatRequest, fit_to_context
 from paddock.api import formatter as api_formatter
@@ -52,7 +52,8 @@ class GatewaySettings(BaseSettings):
     context_length: PositiveInt | None = None  # prompt and reply; None: the engine checks
     max_sessions: PositiveInt = 65536
     max_body_bytes: PositiveInt = 64 << 20
-    max_concurrent_turns: PositiveInt = 64  # of one session; more are rejected
+    max_concurrent_turns: PositiveInt = 64  # and tool calls, of one session; more are rejected
+    idle_timeout_s: PositiveFloat = 86400.0  # of `paddock gateway`: unused sessions are closed
     delivery_timeout_s: NonNegativeFloat = 2.0  # of waiting for delivery of the turn before
 
 
@@ -65,6 +66,7 @@ class SessionConfig:
     thinking: ThinkingKwargs = PRESERVED  # default; the client may override it
     matcher: PrefixMatcher = LOOSE
     context_management: ContextSettings = KEEP_ALL
+    idle_timeout_s: float | None = None  # None: the gateway's
 
     def apply(self, requested: SamplingParams, turn: int) -> SamplingParams:
         """The sampling parameters of a turn. The session decides the distribution; the client may
@@ -109,13 +111,12 @@ class LiveSession:
         self.outcome: Outcome = NOT_SCORED
         self.scored = asyncio.Event()
         self.agent: AgentPolicy | None = None  # in a run, whose rollout this is
-        self.used_at = time.monotonic()  # last request of its agent
+        self.used_at = time.monotonic()  # begin or end of its agent's last request
         self.error: Exception | None = None  # why its last turn failed
         self.turns_started = 0  # including running ones
-        self.running = 0
-        self._last_sent: tuple[Digest, SessionHistory] | None = (
-            None  # conversation of the newest turn
-        )
+        self.running = 0  # turns and tool calls
+        # The conversation of the newest turn.
+        self._last_sent: tuple[Digest, SessionHistory] | None = None
         self._delivering: set[asyncio.Event] = set()  # responses being sent
 
     def score(self, outcome: Outcome) -> None:
@@ -128,6 +129,21 @@ class LiveSession:
     def touch(self) -> None:
         """Its agent is alive."""
         self.used_at = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Time without a request of its agent."""
+        return 0.0 if self.running else time.monotonic() - self.used_at
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """While a request of its agent is answered."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self.touch()
 
     @contextmanager
     def remember_error(self) -> Iterator[None]:
@@ -215,6 +231,20 @@ class SessionManager:
         self.generate.end_session(live.session.id)
         return True
 
+    def close_idle(self) -> None:
+        """Close the sessions that nobody used for their idle time-out."""
+        for live in list(self):
+            if live.idle_s >= (live.rules.idle_timeout_s or self.settings.idle_timeout_s):
+                self.close(live)
+
+    def check_concurrency(self, live: LiveSession) -> None:
+        """One agent must not fill the queues of engines and environments."""
+        limit = self.settings.max_concurrent_turns
+        if live.running >= limit:
+            raise ApiError(
+                f"{limit} turns of this session are running, which is the maximum", status=429
+            )
+
     def get(self, id: str) -> LiveSession | None:
         return self._live.get(id)
 
@@ -250,28 +280,23 @@ class TurnInProgress:
     async def respond(self) -> api_formatter.Payload:
         """The complete response, formatted."""
         assert self.formatter is not None
-        self.session.running += 1
-        try:
-            with self.session.remember_error():
-                self.output = await self.sessions.generate.generate(self.request)
-        finally:
-            self.session.running -= 1
+        with self.session.busy(), self.session.remember_error():
+            self.output = await self.sessions.generate.generate(self.request)
         return self.formatter.format_response(final_delta(self.output))
 
     async def stream(self) -> AsyncGenerator[api_formatter.Payload, None]:
         """The streamed response. Recorded when the last payload was consumed; closing the stream
         earlier aborts the request."""
         assert self.formatter is not None
-        self.session.running += 1
         try:
-            async with aclosing(
-                api_formatter.stream_payloads(self.formatter, self._deltas())
-            ) as every:
-                async for payload in every:
-                    yield payload
-            self._record(self.formatter.parser.streamed_message)
+            with self.session.busy():
+                async with aclosing(
+                    api_formatter.stream_payloads(self.formatter, self._deltas())
+                ) as every:
+                    async for payload in every:
+                        yield payload
+                self._record(self.formatter.parser.streamed_message)
         finally:
-            self.session.running -= 1
             if self._delivery is not None:
                 self.session.end_delivery(self._delivery)
 
@@ -305,16 +330,10 @@ async def begin_turn(
     _reject_unsupported(chat_request)
     await live.wait_delivered(sessions.settings.delivery_timeout_s)
     prompt = await _build_prompt(live, chat_request, sent)
-    limit = sessions.settings.max_concurrent_turns
-    if live.running >= limit:  # one agent must not fill the queues of the engines
-        raise ApiError(
-            f"{limit} turns of this session are running, which is the maximum", status=429
-        )
+    sessions.check_concurrency(live)
     number, live.turns_started = live.turns_started, live.turns_started + 1
-    sampling, context_length = (
-        live.rules.apply(chat_request.sampling, number),
-        sessions.settings.context_length,
-    )
+    sampling = live.rules.apply(chat_request.sampling, number)
+    context_length = sessions.settings.context_length
     if chat_request.must_call and live.rules.sampling_params.grammar is None:
         sampling = replace(sampling, grammar=None)  # of the agent: for text, not for a forced call
     if context_length is not None:

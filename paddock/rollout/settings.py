@@ -114,7 +114,7 @@ class AgentSettings(BaseSettings):
     # The environment scores a rollout unless one of these does:
     reward_url: str | None = None  # that the task and the conversation are posted to
     posted_verdict: bool = False  # whoever runs the agent posts the verdict
-    reward_timeout_s: PositiveFloat = 120.0
+    reward_timeout_s: PositiveFloat = 120.0  # of either, after the agent's end
     max_retries: NonNegativeInt = 3  # of a rollout whose agent was lost
     idle_timeout_s: PositiveFloat = 120.0  # with `pull`: without a request, before it is lost
 

@@ -20,8 +20,8 @@ def post(url, key, body):
         return json.load(response)
 
 
-def play(url, key, task, pause_s=0.0):
-    """Turns and tool calls until a reply has none; the last reply's text."""
+def play(url, key, task, pause_s=0.0, *, talks=False):
+    """Turns and tool calls until a reply has none, and no user asks more; the last reply's text."""
     messages = list(task["messages"])
     while True:
         body = {"messages": messages, "tools": task["tools"] or None}
@@ -29,7 +29,11 @@ def play(url, key, task, pause_s=0.0):
         messages.append(reply)
         time.sleep(pause_s)
         if not reply.get("tool_calls"):
-            return reply["content"]
+            said = post(f"{url}/reply", key, {})["messages"] if talks else []
+            if not said:
+                return reply["content"]
+            messages += said
+            continue
         calls = [
             {
                 "id": call["id"],
@@ -82,7 +86,7 @@ def main(how, *more):
         post(f"{url}/chat/completions", key, {"messages": words})
     if how == "does nothing":
         return
-    play(url, key, task, pause_s=0.3 if how == "slow" else 0.0)
+    play(url, key, task, pause_s=0.3 if how == "slow" else 0.0, talks=how == "talks")
 
 
 def is_first(mark):

@@ -25,7 +25,7 @@ from paddock.records import Failure, Verdict
 from paddock.rl.group_filter import GroupFilter
 from paddock.rollout.task_schedule import RolloutSpec
 from tests.patience import PATIENCE_S
-from tests.rl.agent_script import play
+from tests.rl.agent_script import play, post
 from tests.rl.vault_env import VaultEnv
 from tests.rl.vault_runs import RECIPE, events, numbers, recipe_in, settings_of
 from tests.rollout.replay import check_replay, log_samples
@@ -41,14 +41,16 @@ def run_with(folder, start, agent, *sets, text=RECIPE):
     return launch.rl(recipe, out=folder / "run", overrides=[*SMALL, *sets])
 
 
+ASKING = RECIPE.replace('env = "vault"', 'env = "vault"\nargs.asks = 1')
+TAKE = {"wait_s": 30}
 SPECS = [RolloutSpec.derive("vault", 0, member, seed=0) for member in range(2)]
 
 
 @asynccontextmanager
-async def agents_of(start, folder, agent):
+async def agents_of(start, folder, agent, text=RECIPE):
     """The rollout function of the vault with this agent, over an engine of its own."""
     table = "\n".join(f"{key} = {json.dumps(value)}" for key, value in agent.items())
-    settings = settings_of(recipe_in(folder, start, f"{RECIPE}\n[tasks.vault.agent]\n{table}\n"))
+    settings = settings_of(recipe_in(folder, start, f"{text}\n[tasks.vault.agent]\n{table}\n"))
     model = open_model_folder(start, None)
     async with open_engines(settings, model) as sampling:
         common = _worker(settings, model, sampling.generate, sampling)
@@ -58,10 +60,10 @@ async def agents_of(start, folder, agent):
             assert len(gateway.sessions) == 0
 
 
-async def rollouts_by(start, folder, agent, log=None):
+async def rollouts_by(start, folder, agent, log=None, text=RECIPE):
     with pytest.MonkeyPatch.context() as patch:
         log_samples(patch, [] if log is None else log)
-        async with agents_of(start, folder, agent) as rollout_fn:
+        async with agents_of(start, folder, agent, text) as rollout_fn:
             return await asyncio.gather(*map(rollout_fn, SPECS))
 
 
@@ -162,6 +164,50 @@ def test_a_callback_that_is_down_is_never_a_reward(start, tmp_path):
     agent = {"command": f"{SCRIPT} play", "reward_url": "http://127.0.0.1:9/score"}
     for branches in asyncio.run(rollouts_by(start, tmp_path, agent)):
         assert branches[0].outcome.label == "infrastructure at reward_url"
+
+
+@pytest.mark.parametrize(("how", "label"), [("talks", ""), ("play", "environment at agent")])
+def test_the_user_of_an_environment_is_answered_at_a_route(start, tmp_path, how, label):
+    agent = {"command": f"{SCRIPT} {how}"}
+    rollouts = asyncio.run(rollouts_by(start, tmp_path, agent, text=ASKING))
+    for branches in rollouts:
+        outcome = branches[0].outcome
+        if label:
+            assert outcome.label == label and "answered at /v1/reply" in outcome.what
+        else:
+            assert isinstance(outcome, Verdict), outcome
+            assert len(branches[0].turns) > 1
+
+
+@pytest.mark.parametrize(
+    ("agent", "when"),
+    [
+        ({"command": f"{SCRIPT} play"}, "before the agent's end"),
+        ({"pull": True, "reward_timeout_s": 0.2}, "within 0.2 s of the agent's end"),
+    ],
+)
+def test_a_verdict_that_nobody_posts_is_not_waited_for(start, tmp_path, agent, when):
+    async def main():
+        async with agents_of(start, tmp_path, agent | {"posted_verdict": True}) as rollout_fn:
+            running = [asyncio.ensure_future(rollout_fn(spec)) for spec in SPECS]
+            if "pull" in agent:
+                told = json.loads((tmp_path / "gateway.json").read_text())
+                await asyncio.to_thread(end_without_a_verdict, told, len(SPECS))
+            return await asyncio.gather(*running)
+
+    for branches in asyncio.run(main()):
+        assert branches[0].outcome == Failure(
+            kind="grader", where="verdict", what=f"none was posted {when}"
+        )
+
+
+def end_without_a_verdict(told, count):
+    for _ in range(count):
+        rollout = post(f"{told['url']}/tasks/vault/rollouts/next", told["worker_key"], TAKE)
+        rollout = rollout["rollout"]
+        url = f"{rollout['base_url']}/v1"
+        play(url, rollout["api_key"], rollout["task"])
+        post(f"{url}/end", rollout["api_key"], {})
 
 
 @pytest.mark.parametrize("posted", [False, True])

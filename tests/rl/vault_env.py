@@ -38,6 +38,7 @@ class VaultSettings(EnvSettings):
     delay_s: float = 0.0  # upper bound of the delay of a tool call
     breaks: float = 0.0  # probability that reset fails
     exits: str = ""  # where sys.exit is called: task, open, grade, aside
+    asks: int = 0  # times that a user asks again after a reply without calls
 
     def make_taskset(self):
         return VaultTaskset(self)
@@ -77,7 +78,7 @@ class VaultEnv:
 
     def __init__(self, task, settings, rng):
         self.task, self.settings, self.rng = task, settings, rng
-        self.reply_text, self.opened = "", False
+        self.reply_text, self.opened, self.asks = "", False, settings.asks
 
     async def reset(self):
         asyncio.get_running_loop().call_soon(self.settings.leave, "aside")
@@ -92,6 +93,9 @@ class VaultEnv:
             self.opened = n == "all"
             return "is open"
 
+        if not reply.tool_calls and self.asks:
+            self.asks -= 1
+            return (Message(role="user", content="Vault 1 ."),)
         return await execute_tool_calls([Tool(LOOK, look)], reply)
 
     async def score(self):
@@ -130,15 +134,22 @@ def tokenizer() -> Tokenizer:
 
 
 def pretrained_on_vault(
-    folder: Path, *, start: Path | None = None, steps: int = 60, full: float = 0.35
+    folder: Path,
+    *,
+    start: Path | None = None,
+    steps: int = 60,
+    full: float = 0.35,
+    context: int = 192,
+    vaults: int = 1,
 ) -> Path:
-    """A checkpoint whose network opens about `full` of its vaults, trained from `start`."""
+    """A checkpoint whose network opens about `full` of its vaults, trained from `start` on
+    conversations of so many `vaults`."""
     seed = 1
     words, taskset = tokenizer(), VaultTaskset(VaultSettings(seed=99))
     config = latent_config(
         vocab=words.vocab_size,
         hidden=48,
-        context=192,
+        context=context,
         attention=("dsa",) * 2,
         mlp=("dense", "moe"),
         indexer={"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
@@ -157,7 +168,9 @@ def pretrained_on_vault(
         rows = []
         for i in range(5):
             style = "full" if rng.random() < full else "guess"
-            messages = demonstration(taskset, 5 * step + i, style)
+            first = (5 * step + i) * vaults
+            every = [demonstration(taskset, first + more, style) for more in range(vaults)]
+            messages = [message for one in every for message in one]
             rows.append(renderer.render_dialogue(messages, tools=(LOOK,), thinking=KEEPS))
         _step(network, optimizer, rows)
         schedule.step()

@@ -117,7 +117,7 @@ def engine(folder):
         assert found.audit() == []
 
 
-def _in_process(engine, kind=InProcessClient):
+def in_process(engine, kind=InProcessClient):
     return kind(
         engine,
         Request,
@@ -130,7 +130,7 @@ def _in_process(engine, kind=InProcessClient):
 @pytest.fixture
 def real(engine):
     """A real engine behind the gateway."""
-    return _in_process(engine)
+    return in_process(engine)
 
 
 @pytest.mark.parametrize(("name", "stream"), VARIANTS)
@@ -172,7 +172,7 @@ class FreezingClient(InProcessClient):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_turn_whose_client_disconnects_mid_stream_is_not_recorded(engine, name):
-    words, slow = get_renderer(engine.tokenizer), _in_process(engine, FreezingClient)
+    words, slow = get_renderer(engine.tokenizer), in_process(engine, FreezingClient)
     with gateway(slow, words, GREEDY, context_length=engine.capacity.context_length) as (
         url,
         sessions,

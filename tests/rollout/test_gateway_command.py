@@ -16,7 +16,7 @@ import pytest
 from paddock.data.dialogue import parse_dialogue
 from paddock.records import Trajectory, Verdict
 from paddock.records.json_codec import decode, encode
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.rollout.agents import AGENTS, HTTP, ChatAgent, SessionEndpoint
 from tests.rollout.engines import RandomEngine
 from tests.rollout.test_gateway import ADMIN, converse, exported, gateway, opened
@@ -151,7 +151,7 @@ def test_the_command_serves_stock_clients_and_keeps_their_sessions(command, tmp_
 
 
 def test_without_a_key_a_new_one_is_printed(command):
-    _, printed, _ = command(PADDOCK_ADMIN_KEY="")
+    _, printed, out = command(PADDOCK_ADMIN_KEY="")
     key = re.search(r"admin key +(\S{43}) \(new\)", printed)[1]
     url = re.search(r"ANTHROPIC_BASE_URL=(\S+)", printed)[1]
     headers = {"Authorization": f"Bearer {key}"}
@@ -160,3 +160,11 @@ def test_without_a_key_a_new_one_is_printed(command):
     agent.say("Hi")
     agent.turn()
     assert HTTP.get(f"{url}/sessions", headers=headers).json()["sessions"][0]["turns"] == 1
+    brief = {"id": "brief", "idle_timeout_s": 0.2}
+    endpoint = HTTP.post(f"{url}/sessions", json=brief, headers=headers).json()
+    agent = ChatAgent(SessionEndpoint(url, endpoint["api_key"]), stream=True)
+    agent.say("Hi")
+    agent.turn()
+    until(lambda: out.exists() and "brief/0" in out.read_text())
+    gone = HTTP.get(f"{url}/sessions/brief", headers={"x-api-key": endpoint["api_key"]})
+    assert gone.status_code == 401 and "the session is closed" in gone.text
