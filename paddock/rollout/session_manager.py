@@ -333,10 +333,9 @@ async def begin_turn(
     sessions.check_concurrency(live)
     number, live.turns_started = live.turns_started, live.turns_started + 1
     sampling = live.rules.apply(chat_request.sampling, number)
-    context_length = sessions.settings.context_length
     if chat_request.must_call and live.rules.sampling_params.grammar is None:
         sampling = replace(sampling, grammar=None)  # of the agent: for text, not for a forced call
-    if context_length is not None:
+    if (context_length := sessions.settings.context_length) is not None:
         limited = replace(chat_request, sampling=sampling, fits_context=True)
         sampling = fit_to_context(limited, len(prompt.prompt), context_length)
     request = InferenceRequest(
@@ -381,11 +380,7 @@ async def _build_visible_prompt(
 def _reject_unsupported(chat_request: ChatRequest) -> None:
     """Reject parameters that sessions do not support, since they own their tokens."""
     wrong: Sequence[tuple[bool, str, str]] = (
-        (
-            chat_request.prompt_ids is not None,
-            "input_ids",
-            "not supported: a session has its own tokens",
-        ),
+        (chat_request.prompt_ids is not None, "input_ids", "a session has its own tokens"),
         (
             chat_request.continues,
             "continue_final_message",
