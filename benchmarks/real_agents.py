@@ -303,7 +303,8 @@ def _run_at_gateway(model: Path, agents: Sequence[Agent], tallies: dict[str, Tal
                         trained = check_replay(branches, log)
                         assert trained == len(session.session.tree.nodes) > 0, "no turns"
                         expected = trained if agent.rewrites else 1
-                        assert len(branches) == expected, f"{len(branches)} branches"
+                        forks = [node.fork_reason for node in session.session.tree.nodes]
+                        assert len(branches) == expected, f"{len(branches)} branches: {forks}"
                         tally.turns += trained
                         tally.calls += trained - 1
                     sessions.close(session)
