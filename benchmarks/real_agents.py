@@ -141,8 +141,11 @@ def _opencode(folder: Path, env: dict[str, str]) -> list[str]:
     return [_program(OPENCODE, "opencode"), "run", "Say hi."]
 
 
-def _qwen_code(_: Path, env: dict[str, str]) -> list[str]:
+def _qwen_code(folder: Path, env: dict[str, str]) -> list[str]:
     env["OPENAI_MODEL"] = "policy"
+    (folder / ".qwen").mkdir()
+    own = {"memory": {"enableManagedAutoMemory": False}}  # its requests would be turns, too
+    (folder / ".qwen" / "settings.json").write_bytes(json_codec.json_bytes(own))
     return [_program(QWEN_CODE, "qwen"), "--auth-type", "openai", "--yolo", "-p", "Say hi."]
 
 
