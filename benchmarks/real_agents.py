@@ -141,8 +141,11 @@ def _opencode(folder: Path, env: dict[str, str]) -> list[str]:
     return [_program(OPENCODE, "opencode"), "run", "Say hi."]
 
 
-def _qwen_code(_: Path, env: dict[str, str]) -> list[str]:
+def _qwen_code(folder: Path, env: dict[str, str]) -> list[str]:
     env["OPENAI_MODEL"] = "policy"
+    (folder / ".qwen").mkdir()
+    own = {"memory": {"enableManagedAutoMemory": False}}  # its requests would be turns, too
+    (folder / ".qwen" / "settings.json").write_bytes(json_codec.json_bytes(own))
     return [_program(QWEN_CODE, "qwen"), "--auth-type", "openai", "--yolo", "-p", "Say hi."]
 
 
@@ -303,7 +306,8 @@ def _run_at_gateway(model: Path, agents: Sequence[Agent], tallies: dict[str, Tal
                         trained = check_replay(branches, log)
                         assert trained == len(session.session.tree.nodes) > 0, "no turns"
                         expected = trained if agent.rewrites else 1
-                        assert len(branches) == expected, f"{len(branches)} branches"
+                        forks = [node.fork_reason for node in session.session.tree.nodes]
+                        assert len(branches) == expected, f"{len(branches)} branches: {forks}"
                         tally.turns += trained
                         tally.calls += trained - 1
                     sessions.close(session)

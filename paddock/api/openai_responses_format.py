@@ -82,11 +82,23 @@ class ResponsesEnvelope:
             part = _text_part(message.content, entries)
             items.append(_message_item(f"msg_{suffix}_{len(items)}", [part], "completed"))
         for call in message.tool_calls:
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
-            items.append(
-                _function_call_item(f"fc_{suffix}_{len(items)}", call.id, call.name, arguments)
-            )
+            item = self.function_call_item(f"fc_{suffix}_{len(items)}", call.id, call.name)
+            item["arguments"] = json.dumps(call.arguments, ensure_ascii=False)
+            items.append(item | {"status": "completed"})
         return self.response_object(items, output)
+
+    def function_call_item(self, id: str, call_id: str, name: str) -> ResponseItem:
+        """A call that is in progress, under the names that the client gave its function."""
+        namespace, own = self.request.namespaces.get(name, (None, name))
+        return {
+            "id": id,
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": call_id,
+            "name": own,
+            "arguments": "",
+            **({} if namespace is None else {"namespace": namespace}),
+        }
 
 
 def _reasoning_item(id: str, text: str, status: str) -> ResponseItem:
@@ -96,19 +108,6 @@ def _reasoning_item(id: str, text: str, status: str) -> ResponseItem:
 
 def _message_item(id: str, content: list[dict[str, Any]], status: str) -> ResponseItem:
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-def _function_call_item(
-    id: str, call_id: str, name: str, arguments: str, status: str = "completed"
-) -> ResponseItem:
-    return {
-        "id": id,
-        "type": "function_call",
-        "status": status,
-        "call_id": call_id,
-        "name": name,
-        "arguments": arguments,
-    }
 
 
 def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -192,8 +191,8 @@ class ResponseStream:
             case "message":
                 item = _message_item(f"msg_{suffix}", [], "in_progress")
             case _:
-                item = _function_call_item(
-                    f"fc_{suffix}", call["call_id"], call["name"], "", "in_progress"
+                item = self.envelope.function_call_item(
+                    f"fc_{suffix}", call["call_id"], call["name"]
                 )
         self._items.append(item)
         yield self._event(
@@ -225,7 +224,7 @@ class ResponseStream:
                 item = _message_item(item["id"], [part], status)
             case _:
                 yield self._item_event("response.function_call_arguments.done", arguments=text)
-                item = _function_call_item(item["id"], item["call_id"], item["name"], text, status)
+                item = item | {"arguments": text, "status": status}
         self._items[-1], self._open, self._text = item, None, ""
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 

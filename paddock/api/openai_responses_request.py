@@ -62,6 +62,8 @@ class ResponsesRequest(ChatRequest):
     echoed: Mapping[str, Any] = field(
         default_factory=dict
     )  # request fields that the response repeats
+    # Functions of namespaces: their name in the prompt, to the namespace and their own name in it.
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     instructions: int = 0  # number of leading messages that hold for this response only
     store: bool = False  # whether the response is stored
 
@@ -96,7 +98,8 @@ def parse_responses_request(
         thinking_options.from_reasoning_field(body.reasoning),
         server,
     )
-    all_tools, skipped = parse_function_tools(body.tools)
+    flat_tools, namespaces = _flatten_namespaces(body.tools or ())
+    all_tools, skipped = parse_function_tools(flat_tools)
     choice = body.tool_choice
     supported = ("function", "allowed_tools", None)
     if isinstance(choice, Mapping) and choice.get("type") not in supported:
@@ -110,6 +113,7 @@ def parse_responses_request(
     return ResponsesRequest(
         model=body.model,
         messages=messages,
+        namespaces=namespaces,
         instructions=instructions,
         store=store,
         tools=tools,
@@ -185,6 +189,35 @@ def _check_echoed_size(body: ResponsesBody) -> None:
             )
 
 
+def _flatten_namespaces(
+    tools: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], dict[str, tuple[str, str]]]:
+    """The tools with those of namespaces among them, and what those are called there."""
+    flat: list[Mapping[str, Any]] = []
+    namespaces = {}
+    for tool in tools:
+        if tool.get("type") != "namespace":
+            flat.append(tool)
+            continue
+        inner = tool.get("tools")
+        if not isinstance(inner, list) or not all(isinstance(each, Mapping) for each in inner):
+            raise ApiError("tools: a namespace must have a list of tools", param="tools")
+        for each in inner:
+            name = _flat_name(tool.get("name"), each.get("name"))
+            flat.append({**each, "name": name})
+            namespaces[name] = (str(tool.get("name")), str(each.get("name")))
+    return flat, namespaces
+
+
+def _flat_name(namespace: object, name: Any) -> Any:
+    """The name of a function in the prompt.
+
+    >>> _flat_name(None, "find"), _flat_name("mcp__web__", "find"), _flat_name("agents", "spawn")
+    ('find', 'mcp__web__find', 'agents__spawn')
+    """
+    return name if namespace is None else f"{str(namespace).removesuffix('__')}__{name}"
+
+
 def _response_format(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     response_format = (text or {}).get("format")
     if response_format is not None and not isinstance(response_format, Mapping):
@@ -232,7 +265,8 @@ def _message_part(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
             thought = "".join(str(part.get("text", "")) for part in _parts(texts, path))
             return {"role": "assistant", "reasoning_content": thought} if thought else None
         case "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            name = _flat_name(item.get("namespace"), item.get("name"))
+            function = {"name": name, "arguments": item.get("arguments")}
             call = {"id": item.get("call_id") or item.get("id"), "function": function}
             return {"role": "assistant", "tool_calls": [call]}
         case "function_call_output":

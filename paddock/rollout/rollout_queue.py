@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -60,12 +60,22 @@ class RolloutQueue:
         """The next rollout for a worker; None if there is none within `wait_s`."""
         if self.over:
             return None
-        with suppress(TimeoutError):
+        endpoint: asyncio.Future[AgentEndpoint | None] = asyncio.get_running_loop().create_future()
+        try:
             async with asyncio.timeout(wait_s) as timeout:
-                worker = _WaitingWorker(asyncio.get_running_loop().create_future(), timeout)
+                self._waiting.put_nowait(_WaitingWorker(endpoint, timeout))
+                return await endpoint
+        except TimeoutError:
+            return None
+        finally:
+            if endpoint.cancelled():
+                self._drop_gone()
+
+    def _drop_gone(self) -> None:
+        for _ in range(self._waiting.qsize()):
+            worker = self._waiting.get_nowait()
+            if not worker.endpoint.done():
                 self._waiting.put_nowait(worker)
-                return await worker.endpoint
-        return None
 
     def end(self) -> None:
         """The run is over: no worker waits any longer."""

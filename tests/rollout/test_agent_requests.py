@@ -12,7 +12,7 @@ from paddock.checkpoint import load_pretrained
 from paddock.engine import Engine, EngineSettings
 from paddock.launch.engines import in_process_client
 from paddock.text import Tokenizer, get_renderer
-from tests.rollout.agents import HTTP, ChatAgent
+from tests.rollout.agents import HTTP, OPENAI, ChatAgent
 from tests.rollout.test_gateway import gateway, opened
 from tests.serve.random_model import calling, one_of, save_random_model, saying
 
@@ -202,6 +202,24 @@ def session(engine, reply):
     }
     with gateway(in_process_client(engine), renderer, context_length=limit) as (url, sessions):
         yield opened(url, "s", **rules), sessions["s"].session
+
+
+def test_a_function_of_a_namespace_is_called_by_its_own_name(engine):
+    with session(engine, calling("multi_agent_v1__spawn", command="echo hi")) as (api, _):
+        client = OPENAI.with_options(base_url=f"{api.url}/v1", api_key=api.key)
+        sent, own = list(CODEX["input"]), {"model": "policy", "tools": CODEX["tools"]}
+        for stream in (False, True, False):
+            reply = client.responses.create(input=sent, stream=stream, **own)
+            if stream:
+                events = [event for event in reply if event.type == "response.output_item.done"]
+                items = [event.item for event in events]
+            else:
+                items = reply.output
+            (call,) = items
+            assert (call.namespace, call.name) == ("multi_agent_v1", "spawn")
+            assert json.loads(call.arguments) == {"command": "echo hi"}
+            sent += codex({"output": [call.model_dump(exclude_none=True)]})
+        check_three_turns(api)
 
 
 def check_three_turns(api):
