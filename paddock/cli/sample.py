@@ -1,7 +1,7 @@
 """`paddock sample`: completions into dialogues for fine-tuning, or tasks by their pass rate."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,7 +62,7 @@ def sample(  # noqa: PLR0913  one option each
     """
     if stronger_url is not None and pass_rate is None:
         raise launch.UserError("--stronger-url needs --pass-rate")
-    progress = RejectionSamplingProgress()
+    progress, reasons = RejectionSamplingProgress(), deque[str](maxlen=1)
     counts = launch.sample(
         model,
         env,
@@ -83,6 +83,7 @@ def sample(  # noqa: PLR0913  one option each
         args=parse_overrides(sets or []),
         on_start=progress.start,
         on_update=progress.update,
+        on_failure=reasons.append,
     )
     kind, shown = ("completions", OUTCOMES) if pass_rate is None else ("tasks", VERDICTS)
     made = table(kind, numbers=("", "share"))
@@ -93,7 +94,8 @@ def sample(  # noqa: PLR0913  one option each
     print_parts(made, f"{'dialogues' if pass_rate is None else 'tasks'}: {out}")
     if counts["failed"]:
         raise launch.UserError(
-            f"{counts['failed']} rollouts failed; run the same command to repeat them"
+            f"{counts['failed']} rollouts failed, the last: {reasons[-1]}; run the same command "
+            "to repeat them"
         )
 
 

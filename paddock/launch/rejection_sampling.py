@@ -16,7 +16,7 @@ from paddock.launch.model_client import (
 )
 from paddock.launch.pass_rates import PassRates, SampledRollout
 from paddock.launch.settings import StrPath
-from paddock.records import Dialogue, SamplingParams, Verdict
+from paddock.records import Dialogue, Outcome, SamplingParams, Verdict
 
 if TYPE_CHECKING:
     from paddock.envs import Taskset
@@ -61,13 +61,14 @@ def sample(  # noqa: PLR0913  keyword options of one command
     args: Mapping[str, Any] | None = None,
     on_start: Callable[[int], None] | None = None,
     on_update: Callable[[Counter[str]], None] | None = None,
+    on_failure: Callable[[str], None] | None = None,
 ) -> Counter[str]:
     """Sample `n` completions per task and append dialogues of at least `min_reward` to `out`.
 
     `model` is a checkpoint or run folder, or with `base_url` a model's name on that server. Returns
     how many completions of the file were accepted, duplicate, rejected, and so on. Called again, it
     samples only what is missing. `on_start` gets the number of completions to sample, `on_update`
-    the counts after each.
+    the counts after each, `on_failure` the reason of a rollout that failed and is to be repeated.
 
     With `pass_rate` (lowest and highest) `out` gets the tasks of such a pass rate instead, where a
     completion of at least `min_reward` passes, and the counts are of tasks. With `stronger_url` a
@@ -97,6 +98,13 @@ def sample(  # noqa: PLR0913  keyword options of one command
         "at_least": min_reward,
     }
 
+    def done(sink: SampleSink, outcome: Outcome) -> None:
+        if on_update is not None:
+            on_update(sink.counts)
+        if on_failure is None or isinstance(outcome, Verdict) or outcome.is_policy_failure:
+            return
+        on_failure(f"{outcome.label}: {outcome.what}")
+
     def run(sink: SampleSink, tasks: Sequence[int], name: str, url: str | None) -> None:
         """Sample from one model what the sink lacks of these tasks."""
         todo = [(i, k) for i in tasks for k in range(n) if not sink.has(job.sample_id(i, k))]
@@ -104,7 +112,7 @@ def sample(  # noqa: PLR0913  keyword options of one command
             if on_start is not None:
                 on_start(len(todo))
             with open_model_client(name, url, max_concurrent) as client:
-                asyncio.run(_sample(job, client, sink, todo, max_concurrent, on_update))
+                asyncio.run(_sample(job, client, sink, todo, max_concurrent, done))
 
     if pass_rate is None:
         with DialogueFile.open(Path(out), options) as dialogues:
@@ -161,7 +169,7 @@ async def _sample(
     sink: SampleSink,
     todo: Sequence[tuple[int, int]],
     max_concurrent: int,
-    on_update: Callable[[Counter[str]], None] | None,
+    on_done: Callable[[SampleSink, Outcome], None],
 ) -> None:
     """All rollouts, `max_concurrent` at a time. A bug in our own code cancels them all."""
     from paddock.data import THINKING_MODES
@@ -178,8 +186,7 @@ async def _sample(
             env = job.taskset.make_env(task)
             trace = await run_rollout(env, policy)
             sink.record(SampledRollout(name, k, seed, trace, env.tools), client)
-            if on_update is not None:
-                on_update(sink.counts)
+            on_done(sink, trace.outcome)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(max_concurrent, len(todo))):
