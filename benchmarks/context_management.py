@@ -18,8 +18,8 @@ from rich.table import Table
 from benchmarks.rl_learn import paddock
 from benchmarks.table import Claim
 
-BUDGETS = (128, 144, 160, 176, 192, 224, 256)  # tokens
-REPLY = 32  # tokens that a restart leaves for the reply
+BUDGETS = (80, 88, 96, 104, 112, 128, 160)  # tokens
+REPLY = 20  # tokens that a restart leaves for the reply
 TASKS = 200
 KINDS = ("--set", 'kinds=["search", "file", "follow"]')
 
