@@ -36,7 +36,9 @@ def lines(file: Path) -> list[dict[str, float]]:
 def engine_acceptance(run: Path) -> tuple[float, float]:
     """Tokens per decode step that the engine counted in the first and last fifth of a run."""
     rows = lines(run / "engine.jsonl")
-    whole = rows[-1]["generated_tokens"]
+    whole = max(row["generated_tokens"] for row in rows)
+    while rows[-1]["generated_tokens"] < whole:  # of a second call, whose engine did nothing
+        rows.pop()
 
     def between(low: float, high: float) -> float:
         inside = [row for row in rows if low * whole <= row["generated_tokens"] <= high * whole]
