@@ -16,7 +16,7 @@ from paddock.launch.model_client import (
 )
 from paddock.launch.pass_rates import PassRates, SampledRollout
 from paddock.launch.settings import StrPath
-from paddock.records import Dialogue, Outcome, SamplingParams, Verdict
+from paddock.records import Dialogue, SamplingParams, Verdict
 
 if TYPE_CHECKING:
     from paddock.envs import Taskset
@@ -85,6 +85,7 @@ def sample(  # noqa: PLR0913  keyword options of one command
         seed=seed,
         min_reward=min_reward,
     )
+    told = (on_update, on_failure)
     # Keys of the file's first line: a file may only be continued with the same ones.
     options: dict[str, Any] = {
         "model": model,
@@ -98,13 +99,6 @@ def sample(  # noqa: PLR0913  keyword options of one command
         "at_least": min_reward,
     }
 
-    def done(sink: SampleSink, outcome: Outcome) -> None:
-        if on_update is not None:
-            on_update(sink.counts)
-        if on_failure is None or isinstance(outcome, Verdict) or outcome.is_policy_failure:
-            return
-        on_failure(f"{outcome.label}: {outcome.what}")
-
     def run(sink: SampleSink, tasks: Sequence[int], name: str, url: str | None) -> None:
         """Sample from one model what the sink lacks of these tasks."""
         todo = [(i, k) for i in tasks for k in range(n) if not sink.has(job.sample_id(i, k))]
@@ -112,7 +106,7 @@ def sample(  # noqa: PLR0913  keyword options of one command
             if on_start is not None:
                 on_start(len(todo))
             with open_model_client(name, url, max_concurrent) as client:
-                asyncio.run(_sample(job, client, sink, todo, max_concurrent, done))
+                asyncio.run(_sample(job, client, sink, todo, max_concurrent, told))
 
     if pass_rate is None:
         with DialogueFile.open(Path(out), options) as dialogues:
@@ -169,13 +163,13 @@ async def _sample(
     sink: SampleSink,
     todo: Sequence[tuple[int, int]],
     max_concurrent: int,
-    on_done: Callable[[SampleSink, Outcome], None],
+    told: tuple[Callable[[Counter[str]], None] | None, Callable[[str], None] | None],
 ) -> None:
     """All rollouts, `max_concurrent` at a time. A bug in our own code cancels them all."""
     from paddock.data import THINKING_MODES
     from paddock.envs import run_rollout
 
-    remaining = iter(todo)
+    remaining, (on_update, on_failure) = iter(todo), told
 
     async def work() -> None:
         for index, k in remaining:
@@ -186,7 +180,12 @@ async def _sample(
             env = job.taskset.make_env(task)
             trace = await run_rollout(env, policy)
             sink.record(SampledRollout(name, k, seed, trace, env.tools), client)
-            on_done(sink, trace.outcome)
+            outcome = trace.outcome
+            if on_update is not None:
+                on_update(sink.counts)
+            if on_failure is None or isinstance(outcome, Verdict) or outcome.is_policy_failure:
+                continue
+            on_failure(f"{outcome.label}: {outcome.what}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(max_concurrent, len(todo))):
