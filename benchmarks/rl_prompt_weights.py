@@ -1,11 +1,12 @@
 """Prompts weighted by their running pass rate against all alike: zero-variance groups at equal
 rollouts.
 
-    python -m benchmarks.rl_prompt_weights --base runs/nano/sft --out runs/rl_prompt_weights
+    python -m benchmarks.rl_prompt_weights --runs runs/nano --out runs/rl_prompt_weights
 
 Both arms sample the same number of groups of nano-rules, from the same prompts: most are learnt,
 some colours are not. Zero-variance groups take part in a batch (they have no gradient), so that
-equal updates are equal rollouts. A second call resumes.
+equal updates are equal rollouts. Once more without training, from a model that has learnt most of
+it: there nothing but the draws differs. A second call resumes.
 """
 
 import argparse
@@ -62,14 +63,19 @@ def zero_variance_groups(run: Path) -> list[bool]:
     return [len(found) == 1 for found in rewards.values()]
 
 
-def run(arm: str, seed: int, base: Path, out: Path) -> WeightingOutcome:
+def train(arm: str, seed: int, base: Path, out: Path, *options: str) -> tuple[Path, list[bool]]:
+    """A run and whether each of its groups has equal rewards."""
     folder = out / f"{arm}-{seed}"
     recipe = out / "recipe.toml"
     shared = Path("recipes/nano/rl.toml").resolve()
     recipe.write_text(RECIPE.format(recipe=shared, updates=UPDATES, base=base, prompts=PROMPTS))
-    overrides = [f"seed={seed}", *ARMS[arm]]
-    paddock("rl", str(recipe), "--out", str(folder), *(w for s in overrides for w in ("--set", s)))
-    equal = zero_variance_groups(folder)
+    sets = [word for each in (f"seed={seed}", *ARMS[arm]) for word in ("--set", each)]
+    paddock("rl", str(recipe), "--out", str(folder), *sets, *options)
+    return folder, zero_variance_groups(folder)
+
+
+def run(arm: str, seed: int, base: Path, out: Path) -> WeightingOutcome:
+    folder, equal = train(arm, seed, base, out)
     found = paddock("eval", str(folder), "nano-rules", "--num-tasks", str(TASKS), "--json")
     return WeightingOutcome(
         groups=len(equal),
@@ -79,55 +85,57 @@ def run(arm: str, seed: int, base: Path, out: Path) -> WeightingOutcome:
     )
 
 
-def claims(
-    base: Path = Path("runs/nano/sft"), out: Path = Path("runs/rl_prompt_weights"), seeds: int = 3
-) -> list[Claim]:
+def fixed_policy(base: Path, out: Path, seeds: int) -> Claim:
+    """The same from a model that is not trained any more."""
     out.mkdir(parents=True, exist_ok=True)
+    shares: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for seed in range(seeds):
+        for arm in ARMS:
+            _, equal = train(arm, seed, base, out, "--debug", "rollout-only")
+            shares[arm].append(statistics.fmean(equal))
+            print(f"{arm:<9} seed {seed}, fixed: {shares[arm][-1]:.3f}", flush=True)
+    text = {arm: " ".join(f"{share:.0%}" for share in found) for arm, found in shares.items()}
+    return Claim(
+        name=f"zero-variance groups, fixed policy: prompts weighted / all alike, {seeds} seeds",
+        target="fewer with weights",
+        measured=f"{text['weighted']} / {text['uniform']}",
+        holds=all(a < b for a, b in zip(shares["weighted"], shares["uniform"], strict=True)),
+    )
+
+
+def claims(
+    runs: Path = Path("runs/nano"), out: Path = Path("runs/rl_prompt_weights"), seeds: int = 3
+) -> list[Claim]:
+    fixed = fixed_policy(runs / "general", out / "fixed", seeds)
     found: dict[str, list[WeightingOutcome]] = {arm: [] for arm in ARMS}
     for seed in range(seeds):
         for arm in ARMS:
-            found[arm].append(run(arm, seed, base, out))
+            found[arm].append(run(arm, seed, runs / "sft", out))
             print(f"{arm:<9} seed {seed}: {found[arm][-1]}", flush=True)
 
-    def shares(arm: str) -> list[float]:
-        return [each.zero_variance / each.groups for each in found[arm]]
+    def show(name: str, form: str) -> str:
+        cells = [" ".join(format(getattr(each, name), form) for each in found[arm]) for arm in ARMS]
+        return " / ".join(reversed(cells))
 
-    def late(arm: str) -> str:
-        return " ".join(f"{each.second_half:.0%}" for each in found[arm])
-
-    def held_out(arm: str) -> str:
-        return " ".join(f"{each.held_out:.3f}" for each in found[arm])
-
-    (groups,) = {each.groups for runs in found.values() for each in runs}
-    text = {arm: " ".join(f"{share:.0%}" for share in shares(arm)) for arm in ARMS}
+    (groups,) = {each.groups for each_arm in found.values() for each in each_arm}
     return [
+        fixed,
         Claim(
-            name=f"zero-variance groups of {groups}, prompts weighted / all alike, {seeds} seeds",
-            target="fewer with weights",
-            measured=f"{text['weighted']} / {text['uniform']}",
-            holds=all(
-                weighted < uniform
-                for weighted, uniform in zip(shares("weighted"), shares("uniform"), strict=True)
-            ),
+            name=f"zero-variance groups of {groups} while training, {seeds} seeds",
+            measured=show("zero_variance", ""),
         ),
-        Claim(
-            name="the same in the second half",
-            measured=f"{late('weighted')} / {late('uniform')}",
-        ),
-        Claim(
-            name="held-out reward",
-            measured=f"{held_out('weighted')} / {held_out('uniform')}",
-        ),
+        Claim(name="their share of the second half", measured=show("second_half", ".0%")),
+        Claim(name="held-out reward", measured=show("held_out", ".3f")),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--base", type=Path, default=Path("runs/nano/sft"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/nano"))
     parser.add_argument("--out", type=Path, default=Path("runs/rl_prompt_weights"))
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    print_claims(claims(options.base, options.out, options.seeds))
+    print_claims(claims(options.runs, options.out, options.seeds))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ def evaluate(  # noqa: PLR0913  one option each
             help="How long conversations are shortened: strategy, recent_turns, max_tokens.",
         ),
     ] = None,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompt and reply; else the model's.")
+    ] = None,
     quant: QuantOption = None,
     seed: Annotated[int, typer.Option(help="Of the sampling; tasks are always the same.")] = 0,
     as_json: Annotated[
@@ -62,6 +65,7 @@ def evaluate(  # noqa: PLR0913  one option each
         args=parse_overrides(sets or []),
         enable_thinking=enable_thinking,
         context_management=parse_overrides(context_management or []),
+        context_length=context_length,
         quant=quant,
         seed=seed,
         on_result=on_result,

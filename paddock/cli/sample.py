@@ -1,7 +1,7 @@
 """`paddock sample`: completions into dialogues for fine-tuning, or tasks by their pass rate."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -60,9 +60,7 @@ def sample(  # noqa: PLR0913  one option each
     Run it again to resume: nothing is sampled or written twice. A higher --num-tasks or --n adds to
     the file.
     """
-    if stronger_url is not None and pass_rate is None:
-        raise launch.UserError("--stronger-url needs --pass-rate")
-    progress = RejectionSamplingProgress()
+    progress, reasons = RejectionSamplingProgress(), deque[str](maxlen=1)
     counts = launch.sample(
         model,
         env,
@@ -70,7 +68,7 @@ def sample(  # noqa: PLR0913  one option each
         n=n,
         num_tasks=num_tasks,
         min_reward=min_reward,
-        pass_rate=None if pass_rate is None else parse_range(pass_rate),
+        pass_rate=_wanted_rates(pass_rate, stronger_url),
         stronger_url=stronger_url,
         stronger_model=stronger_model,
         split=split,
@@ -83,18 +81,29 @@ def sample(  # noqa: PLR0913  one option each
         args=parse_overrides(sets or []),
         on_start=progress.start,
         on_update=progress.update,
+        on_failure=reasons.append,
     )
-    kind, shown = ("completions", OUTCOMES) if pass_rate is None else ("tasks", VERDICTS)
-    made = table(kind, numbers=("", "share"))
-    # Of the tasks all are counted; of the completions those of an earlier, larger N too.
-    total = n * num_tasks if pass_rate is None else sum(counts[name] for name in VERDICTS)
-    for name in shown:
-        made.add_row(name, f"{counts[name]:,}", f"{counts[name] / max(1, total):.1%}")
-    print_parts(made, f"{'dialogues' if pass_rate is None else 'tasks'}: {out}")
+    _print_counts(counts, n * num_tasks, out, tasks=pass_rate is not None)
     if counts["failed"]:
         raise launch.UserError(
-            f"{counts['failed']} rollouts failed; run the same command to repeat them"
+            f"{counts['failed']} rollouts failed, the last: {reasons[-1]}; run the same command "
+            "to repeat them"
         )
+
+
+def _print_counts(counts: Counter[str], completions: int, out: Path, *, tasks: bool) -> None:
+    kind, shown = ("tasks", VERDICTS) if tasks else ("completions", OUTCOMES)
+    total = sum(counts[name] for name in VERDICTS) if tasks else completions
+    made = table(kind, numbers=("", "share"))
+    for name in shown:
+        made.add_row(name, f"{counts[name]:,}", f"{counts[name] / max(1, total):.1%}")
+    print_parts(made, f"{'tasks' if tasks else 'dialogues'}: {out}")
+
+
+def _wanted_rates(pass_rate: str | None, stronger_url: str | None) -> tuple[float, float] | None:
+    if stronger_url is not None and pass_rate is None:
+        raise launch.UserError("--stronger-url needs --pass-rate")
+    return None if pass_rate is None else parse_range(pass_rate)
 
 
 def parse_range(text: str) -> tuple[float, float]:

@@ -22,6 +22,7 @@ def evaluate(  # noqa: PLR0913  keyword options of one command
     args: Mapping[str, Any] | None = None,
     enable_thinking: bool = True,
     context_management: Mapping[str, Any] | None = None,
+    context_length: int | None = None,
     quant: Quant | None = None,
     seed: int = 0,
     on_result: "Callable[[str, EvalResult], None] | None" = None,
@@ -29,8 +30,9 @@ def evaluate(  # noqa: PLR0913  keyword options of one command
     """Mean reward, standard error and pass@k of a checkpoint or run folder, by environment.
 
     `args` override the environments' settings; `context_management` are the settings of
-    `paddock.rollout.ContextSettings`. Tasks are always the same; `seed` is that of the
-    sampling. `on_result` gets each result as soon as it is known.
+    `paddock.rollout.ContextSettings`, `context_length` limits prompt and reply together. Tasks are
+    always the same; `seed` is that of the sampling. `on_result` gets each result as soon as it is
+    known.
     """
     opened, results = open_model_folder(Path(model), None), {}
     with open_eval_engine(opened, quant=quant) as engine:
@@ -43,6 +45,7 @@ def evaluate(  # noqa: PLR0913  keyword options of one command
                 rollouts_per_task=rollouts_per_task,
                 enable_thinking=enable_thinking,
                 context_management=context_management or {},
+                context_length=context_length,
                 from_stage="",
             )
             validate_suites([suite])

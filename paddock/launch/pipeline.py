@@ -54,6 +54,7 @@ class SuiteSettings(BaseSettings):
     from_stage: str  # the first stage after which it is run
     enable_thinking: bool = True
     context_management: Mapping[str, Any] = {}  # of kind "env": as a task's in a recipe of RL
+    context_length: PositiveInt | None = None  # of kind "env": prompt and reply; None: the model's
 
 
 class ResourceSettings(BaseSettings):

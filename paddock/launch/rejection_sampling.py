@@ -61,13 +61,14 @@ def sample(  # noqa: PLR0913  keyword options of one command
     args: Mapping[str, Any] | None = None,
     on_start: Callable[[int], None] | None = None,
     on_update: Callable[[Counter[str]], None] | None = None,
+    on_failure: Callable[[str], None] | None = None,
 ) -> Counter[str]:
     """Sample `n` completions per task and append dialogues of at least `min_reward` to `out`.
 
     `model` is a checkpoint or run folder, or with `base_url` a model's name on that server. Returns
     how many completions of the file were accepted, duplicate, rejected, and so on. Called again, it
     samples only what is missing. `on_start` gets the number of completions to sample, `on_update`
-    the counts after each.
+    the counts after each, `on_failure` the reason of a rollout that failed and is to be repeated.
 
     With `pass_rate` (lowest and highest) `out` gets the tasks of such a pass rate instead, where a
     completion of at least `min_reward` passes, and the counts are of tasks. With `stronger_url` a
@@ -84,6 +85,7 @@ def sample(  # noqa: PLR0913  keyword options of one command
         seed=seed,
         min_reward=min_reward,
     )
+    told = (on_update, on_failure)
     # Keys of the file's first line: a file may only be continued with the same ones.
     options: dict[str, Any] = {
         "model": model,
@@ -104,7 +106,7 @@ def sample(  # noqa: PLR0913  keyword options of one command
             if on_start is not None:
                 on_start(len(todo))
             with open_model_client(name, url, max_concurrent) as client:
-                asyncio.run(_sample(job, client, sink, todo, max_concurrent, on_update))
+                asyncio.run(_sample(job, client, sink, todo, max_concurrent, told))
 
     if pass_rate is None:
         with DialogueFile.open(Path(out), options) as dialogues:
@@ -161,13 +163,13 @@ async def _sample(
     sink: SampleSink,
     todo: Sequence[tuple[int, int]],
     max_concurrent: int,
-    on_update: Callable[[Counter[str]], None] | None,
+    told: tuple[Callable[[Counter[str]], None] | None, Callable[[str], None] | None],
 ) -> None:
     """All rollouts, `max_concurrent` at a time. A bug in our own code cancels them all."""
     from paddock.data import THINKING_MODES
     from paddock.envs import run_rollout
 
-    remaining = iter(todo)
+    remaining, (on_update, on_failure) = iter(todo), told
 
     async def work() -> None:
         for index, k in remaining:
@@ -178,8 +180,12 @@ async def _sample(
             env = job.taskset.make_env(task)
             trace = await run_rollout(env, policy)
             sink.record(SampledRollout(name, k, seed, trace, env.tools), client)
+            outcome = trace.outcome
             if on_update is not None:
                 on_update(sink.counts)
+            if on_failure is None or isinstance(outcome, Verdict) or outcome.is_policy_failure:
+                continue
+            on_failure(f"{outcome.label}: {outcome.what}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(max_concurrent, len(todo))):

@@ -156,7 +156,7 @@ def run_env_suite(
         engine_errors=(EngineError,),
     )
     thinking = PRESERVED if suite.enable_thinking else replace(PRESERVED, enable_thinking=False)
-    context_length = engine.capacity.context_length
+    context_length = min(suite.context_length or 1 << 30, engine.capacity.context_length)
     worker = RolloutWorker(
         client=client,
         renderer=model.renderer,

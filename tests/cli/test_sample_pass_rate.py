@@ -155,3 +155,13 @@ def passed_by(out, model):
 def test_wrong_options_are_reported(folder, rows, tmp_path, options, message):
     found = command(folder, rows, tmp_path / "t.jsonl", "--num-tasks", 1, *options)
     assert found.exit_code == 1 and message in " ".join(found.output.split())
+
+
+def test_tasks_without_all_completions_are_not_written(folder, rows, tmp_path):
+    (tmp_path / "broken.py").write_text("def lucky(completions, **_):\n    return 1 / 0\n")
+    broken = rows | {"reward_funcs": f'["{tmp_path / "broken.py"}:lucky"]'}
+    found = command(folder, broken, tmp_path / "t.jsonl", "--pass-rate", "0:1")
+    text = " ".join(found.output.split())
+    assert found.exit_code == 1 and "rollouts failed, the last: grader at lucky: " in text
+    assert "division by zero" in text and "incomplete" in text
+    assert len(lines(tmp_path / "t.jsonl")) < 9

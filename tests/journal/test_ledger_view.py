@@ -177,3 +177,22 @@ def test_token_records_round_trip_and_are_dropped_with_their_tokens(tmp_path):
         ledger.drop_tokens(5)
         with LedgerView(tmp_path / "ledger.sqlite") as view:
             assert view.token_record("s", 0) is None
+
+
+def test_a_ledger_from_before_numbers_could_be_skipped_is_counted(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        ledger.issue([GroupRecord(ordinal=0, task="a", number=0, size=1, issued=0)])
+        ledger._base.execute("DROP TABLE skipped")
+    with LedgerView(path) as view:
+        assert view.group_counts().is_consistent and view.group_counts().issued == 1
+
+
+def test_skipped_numbers_are_not_issued(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        late = GroupRecord(ordinal=0, task="a", number=3, size=1, issued=2)
+        ledger.issue([late], [("a", 0), ("a", 1), ("a", 2)])
+        assert ledger.group_counts().is_consistent and ledger.group_counts().issued == 1
+        ledger.rewind(0, whole=True)
+        assert ledger._base.execute("SELECT COUNT(*) FROM skipped").fetchone() == (0,)
