@@ -316,16 +316,20 @@ class RolloutQueue:
     _waiting: asyncio.Queue[tuple[AgentEndpoint, asyncio.Event]] = field(
         default_factory=asyncio.Queue
     )
+    num_waiting: int = 0
 
     async def run_agent(self, endpoint: AgentEndpoint) -> None:
         live, taken = endpoint.session, asyncio.Event()
         assert live.agent is not None
         self._waiting.put_nowait((endpoint, taken))
+        self.num_waiting += 1
         try:
             await taken.wait()
         except asyncio.CancelledError:
             taken.set()  # no worker may take it any more
             raise
+        finally:
+            self.num_waiting -= 1
         live.touch()
         ends = (live.agent.ended, asyncio.ensure_future(live.scored.wait()))
         try:
