@@ -103,7 +103,11 @@ async def open_run_gateway(
                 {"url": opened.url, "admin_key": admin_key, "worker_key": worker_key},
             )
             async with serving(app, sock):
-                yield opened
+                try:
+                    yield opened
+                finally:
+                    for queue in opened.queues.values():
+                        queue.close()
 
 
 @asynccontextmanager

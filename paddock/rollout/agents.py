@@ -313,9 +313,9 @@ class RolloutQueue:
     A worker that has taken one and sends no request for `idle_timeout_s` is lost."""
 
     idle_timeout_s: float
-    _waiting: asyncio.Queue[tuple[AgentEndpoint, asyncio.Event]] = field(
+    _waiting: asyncio.Queue[tuple[AgentEndpoint, asyncio.Event] | None] = field(
         default_factory=asyncio.Queue
-    )
+    )  # None: there will be no more
     num_waiting: int = 0
 
     async def run_agent(self, endpoint: AgentEndpoint) -> None:
@@ -345,9 +345,14 @@ class RolloutQueue:
         """The next rollout for a worker; None if there is none within `wait_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while True:
-                    endpoint, taken = await self._waiting.get()
+                while (found := await self._waiting.get()) is not None:
+                    endpoint, taken = found
                     if not taken.is_set():
                         taken.set()
                         return endpoint
+                self._waiting.put_nowait(None)  # for those who wait too
         return None
+
+    def close(self) -> None:
+        """Workers that wait for a rollout are told that there is none."""
+        self._waiting.put_nowait(None)
