@@ -3,33 +3,65 @@
     python -m benchmarks.agents [--only NAME]
 
 The model is the small one of tests/rl/vault_env.py, pretrained in seconds: an agent must call a
-tool before it reports that it is done.
+tool before it reports that it is done; or nano, from runs/nano/sparse (made if it is not there).
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from benchmarks.rl_learn import fine_tune, paddock
 from benchmarks.table import Claim, print_claims
 from paddock import launch
 from tests.rl.hosts import why_no_hosts
-from tests.rl.test_agents import killed_at_random_moments
+from tests.rl.test_agents import killed_at_random_moments, rollouts_of
 from tests.rl.test_other_hosts import trained_by_hosts
 from tests.rl.test_run_fuzzed import fuzzed_run
 from tests.rl.vault_env import pretrained_on_vault
 from tests.rl.vault_runs import RECIPE, recipe_in, register
+from tests.rollout.replay import check_replay, log_samples
 from tests.rollout.test_agent_histories import CHANGES, check_agent
 
 AGENTS, KILLS, FUZZED = 3000, 20, 30
 BEFORE, AFTER = 0.3, 0.9
+ROOT = Path(__file__).parents[1]
+ALONE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+NANO_BASE = "runs/nano/sparse"
+NANO = """
+stage = "agentic"
+steps = 60
+stop_at_reward = 0.95
+[init]
+checkpoint = "{start}"
+[tasks.tools]
+env = "nano-tools"
+args = {{ kinds = ["plus", "search"] }}
+group_size = 8
+[tasks.tools.agent]
+pull = true
+[rollout]
+groups_per_batch = 12
+[optim]
+type = "muon"
+lr = 5e-4
+weight_decay = 0.0
+[compute]
+threads = 1
+[engines]
+place = "subprocess"
+[checkpoint]
+every = 50
+"""
 TRAIN = (
     "steps=200",
     "stop_at_reward=0.95",
@@ -81,35 +113,83 @@ def fuzzed() -> Claim:
     return Claim(name=name, target="no error, and it trains on", measured=measured, holds=True)
 
 
-def learns(client: str) -> Claim:
-    """A worker process with the stock client and the agent of examples/ trains the model."""
+def learns_vault(client: str) -> Claim:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        text = f"{RECIPE}\n[tasks.vault.agent]\npull = true\n"
-        recipe, run = recipe_in(folder, _start(folder), text), folder / "run"
-        command = [sys.executable, "-m", "tests.rl.sdk_worker", client]
-        workers: list[subprocess.Popen[bytes]] = []
+        recipe = recipe_in(folder, _start(folder), f"{RECIPE}\n[tasks.vault.agent]\npull = true\n")
+        run = train(client, recipe, folder / "run", "vault", TRAIN)
+    return _reward_claim(f"the vault network, {client} client", run)
 
-        class Callbacks(launch.RLCallbacks):
-            def on_start(self, step: int, steps: int) -> None:  # noqa: ARG002
-                words = [*command, str(run / "gateway.json"), "vault"]
-                workers.append(subprocess.Popen(words, stderr=subprocess.DEVNULL))
 
-        began = time.monotonic()
+def learns_nano(client: str) -> Claim:
+    """Nano, fine-tuned on demonstrations that mostly guess, in tasks of two calls or more."""
+    if not Path(NANO_BASE).is_dir():
+        paddock("run", "recipes/nano", "--until", Path(NANO_BASE).name)
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        recipe = folder / "recipe.toml"
+        recipe.write_text(NANO.format(start=fine_tune(Path(NANO_BASE), 0, folder)))
+        run = train(client, recipe, folder / "run", "tools")
+    print(f"{client}: reward {' '.join(f'{reward:.2f}' for reward in run.rewards)}")
+    return _reward_claim(f"nano, {client} client", run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRun:
+    rewards: list[float]  # of every update
+    seconds: float
+    trained_turns: int  # each found in the log of what the engines sampled
+    tool_turns: float  # of a rollout, mean over the last updates
+    cut: float  # share of the last rollouts whose history was cut
+
+
+LAST_GROUPS = 24
+
+
+def train(
+    client: str, recipe: Path, out: Path, task: str, overrides: Sequence[str] = ()
+) -> TrainedRun:
+    """Train by a worker process with the stock client and the agent of examples/."""
+    worker, log = ROOT / "examples/agent_worker.py", []
+    workers: list[subprocess.Popen[bytes]] = []
+
+    class Callbacks(launch.RLCallbacks):
+        def on_start(self, step: int, steps: int) -> None:  # noqa: ARG002
+            words = [sys.executable, str(worker), client, str(out / "gateway.json"), task]
+            workers.append(subprocess.Popen(words, env=ALONE))
+
+    began = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        log_samples(patch, log)
         try:
-            launch.rl(recipe, out=run, overrides=TRAIN, callbacks=Callbacks())
+            launch.rl(recipe, out=out, overrides=overrides, callbacks=Callbacks())
         finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-        seconds = time.monotonic() - began
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rewards = [line["reward/vault"] for line in lines if "reward/vault" in line]
-    first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
+            for each in workers:
+                each.kill()
+                each.wait()
+    seconds = time.monotonic() - began
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rollouts = rollouts_of(out)
+    trained = check_replay([branch for branches in rollouts for branch in branches], log)
+    last = rollouts[-8 * LAST_GROUPS :]
+    turns = [sum(turn.trained for b in branches for turn in b.turns) for branches in last]
+    return TrainedRun(
+        rewards=[line["reward"] for line in lines if "reward" in line],
+        seconds=seconds,
+        trained_turns=trained,
+        tool_turns=sum(turns) / len(turns) - 1,
+        cut=sum(len(branches) > 1 for branches in last) / len(last),
+    )
+
+
+def _reward_claim(name: str, run: TrainedRun) -> Claim:
+    first, last = sum(run.rewards[:3]) / 3, sum(run.rewards[-3:]) / 3
     return Claim(
-        name=f"an agent in its own process with the stock {client} client is trained (vault)",
+        name=f"{name}: trained by an agent in a process of its own, each trained turn sampled",
         target=f"reward from below {BEFORE} to above {AFTER}",
-        measured=f"{first:.2f} to {last:.2f} in {len(lines)} updates, {seconds:.0f} s",
+        measured=f"{first:.2f} to {last:.2f} in {len(run.rewards)} updates, {run.seconds:.0f} s; "
+        f"{run.trained_turns:,} turns replayed; at the end {run.tool_turns:.1f} tool turns a "
+        f"rollout, history cut in {100 * run.cut:.0f} %",
         holds=first < BEFORE and last > AFTER,
     )
 
@@ -124,8 +204,10 @@ PROOFS: dict[str, Callable[[], Claim]] = {
     "kills": kills,
     "fuzzed": fuzzed,
     "hosts": hosts,
-    "openai": lambda: learns("openai"),
-    "anthropic": lambda: learns("anthropic"),
+    "openai": lambda: learns_vault("openai"),
+    "anthropic": lambda: learns_vault("anthropic"),
+    "nano-openai": lambda: learns_nano("openai"),
+    "nano-anthropic": lambda: learns_nano("anthropic"),
 }
 
 

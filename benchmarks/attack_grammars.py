@@ -67,12 +67,12 @@ HOSTILE: tuple[tuple[str, Any], ...] = (
 
 
 def claims() -> list[Claim]:
-    from benchmarks.tool_choice import random_model
     from tests.serve.live import serving
+    from tests.serve.random_model import save_random_model
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(random_model(Path(folder) / "model")) as server,
+        serving(save_random_model(Path(folder) / "model")) as server,
     ):
         done = Event()
         with ThreadPoolExecutor(8) as pool:

@@ -21,10 +21,11 @@ COUNT = 200
 
 def claims(python: str = sys.executable, count: int = COUNT) -> list[Claim]:
     from tests.serve.live import serving
+    from tests.serve.random_model import save_random_model
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(random_model(Path(folder) / "model")) as server,
+        serving(save_random_model(Path(folder) / "model")) as server,
     ):
         cases = []
         for seed in range(count):
@@ -45,21 +46,6 @@ def claims(python: str = sys.executable, count: int = COUNT) -> list[Claim]:
         )
     found = json.loads(done.stdout.splitlines()[-1])
     return [_claim(name, each, count) for name, each in found.items()]
-
-
-def random_model(folder: Path) -> Path:
-    from paddock.checkpoint import save_pretrained
-    from paddock.model import Transformer
-    from tests.model.networks import latent_config
-    from tests.serve.memorized_model import tokenizer
-
-    words = tokenizer()
-    config = latent_config(
-        vocab=words.vocab_size, context=4096, eos=words.special_token_ids.stop_token_ids
-    )
-    save_pretrained(Transformer.from_config(config, seed=1), folder)
-    words.save(folder)
-    return folder
 
 
 def _claim(name: str, found: dict[str, object], count: int) -> Claim:

@@ -47,7 +47,11 @@ from paddock.api.request import (
     context_length_error,
     fit_to_context,
 )
-from paddock.api.sampling_fields import SamplingFields, parse_sampling_params
+from paddock.api.sampling_fields import (
+    SamplingFields,
+    parse_response_format,
+    parse_sampling_params,
+)
 from paddock.api.thinking_options import ThinkingOptions, from_template_kwargs
 from paddock.api.token_decoder import TokenDecoder
 
@@ -70,6 +74,7 @@ __all__ = [
     "openai_responses_request",
     "openai_usage",
     "parse_body",
+    "parse_response_format",
     "parse_sampling_params",
     "protocol_for_path",
     "sglang_client",

@@ -14,7 +14,7 @@ import typer
 from paddock.cli.errors import ErrorReportingGroup
 from paddock.cli.tables import print_parts, table
 from paddock.config import parse_overrides
-from paddock.launch import UserError, rejection_sampling
+from paddock.launch import UserError, model_client
 from paddock.records import Failure, Message, SamplingParams, ToolCall, ToolSpec, Verdict
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _open_policy(
         return
     from paddock.data import THINKING_MODES
 
-    with rejection_sampling.open_model_client(model, base_url, 1) as client:
+    with model_client.open_model_client(model, base_url, 1) as client:
         yield client.policy(THINKING_MODES["interleaved"], sampling)
 
 

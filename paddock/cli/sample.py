@@ -1,4 +1,4 @@
-"""`paddock sample`: rejection sampling into a file of dialogues for fine-tuning."""
+"""`paddock sample`: completions into dialogues for fine-tuning, or tasks by their pass rate."""
 
 import time
 from collections import Counter
@@ -13,6 +13,7 @@ from paddock.cli.tables import print_parts, table
 from paddock.config import parse_overrides
 
 OUTCOMES = ("accepted", "duplicate", "rejected", "policy failure", "failed")
+VERDICTS = ("kept", "too easy", "too hard", "not solved by either", "incomplete")
 
 
 def sample(  # noqa: PLR0913  one option each
@@ -20,10 +21,21 @@ def sample(  # noqa: PLR0913  one option each
         str, typer.Argument(metavar="MODEL", help="A checkpoint or run; with --base-url a name.")
     ],
     env: Annotated[str, typer.Argument(metavar="ENV", help="The environment of the tasks.")],
-    out: Annotated[Path, typer.Option(help="JSONL of the accepted dialogues.")],
+    out: Annotated[Path, typer.Option(help="JSONL of the accepted dialogues, or of the tasks.")],
     n: Annotated[int, typer.Option(min=1, help="Completions per task.")] = 4,
     num_tasks: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100,
     min_reward: Annotated[float, typer.Option(help="Lowest reward that is accepted.")] = 1.0,
+    pass_rate: Annotated[
+        str | None,
+        typer.Option(metavar="LO:HI", help="Write the tasks of such a pass rate, no dialogues."),
+    ] = None,
+    stronger_url: Annotated[
+        str | None,
+        typer.Option(help="An OpenAI-compatible server whose model must solve them sometimes."),
+    ] = None,
+    stronger_model: Annotated[
+        str | None, typer.Option(help="Its name there; else the first that the server lists.")
+    ] = None,
     split: Annotated[Literal["train", "test"], typer.Option(help="Of the tasks.")] = "train",
     base_url: Annotated[
         str | None, typer.Option(help="An OpenAI-compatible server; else MODEL runs here.")
@@ -43,9 +55,13 @@ def sample(  # noqa: PLR0913  one option each
     """Sample N completions per task and write those of at least MIN_REWARD as dialogues for
     fine-tuning, each with its origin.
 
+    With --pass-rate write the tasks that the model solves in such a share of its N completions.
+
     Run it again to resume: nothing is sampled or written twice. A higher --num-tasks or --n adds to
     the file.
     """
+    if stronger_url is not None and pass_rate is None:
+        raise launch.UserError("--stronger-url needs --pass-rate")
     progress = RejectionSamplingProgress()
     counts = launch.sample(
         model,
@@ -54,6 +70,9 @@ def sample(  # noqa: PLR0913  one option each
         n=n,
         num_tasks=num_tasks,
         min_reward=min_reward,
+        pass_rate=None if pass_rate is None else parse_range(pass_rate),
+        stronger_url=stronger_url,
+        stronger_model=stronger_model,
         split=split,
         base_url=base_url,
         thinking=thinking,
@@ -65,15 +84,32 @@ def sample(  # noqa: PLR0913  one option each
         on_start=progress.start,
         on_update=progress.update,
     )
-    made = table("completions", numbers=("", "share"))
-    for outcome in OUTCOMES:
-        share = counts[outcome] / max(1, n * num_tasks)
-        made.add_row(outcome, f"{counts[outcome]:,}", f"{share:.1%}")
-    print_parts(made, f"dialogues: {out}")
+    kind, shown = ("completions", OUTCOMES) if pass_rate is None else ("tasks", VERDICTS)
+    made = table(kind, numbers=("", "share"))
+    # Of the tasks all are counted; of the completions those of an earlier, larger N too.
+    total = n * num_tasks if pass_rate is None else sum(counts[name] for name in VERDICTS)
+    for name in shown:
+        made.add_row(name, f"{counts[name]:,}", f"{counts[name] / max(1, total):.1%}")
+    print_parts(made, f"{'dialogues' if pass_rate is None else 'tasks'}: {out}")
     if counts["failed"]:
         raise launch.UserError(
             f"{counts['failed']} rollouts failed; run the same command to repeat them"
         )
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """The lowest and highest pass rate of LO:HI.
+
+    >>> parse_range("0.1:0.9")
+    (0.1, 0.9)
+    """
+    try:
+        low, high = map(float, text.split(":"))
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not 0 <= low <= high <= 1:
+        raise launch.UserError(f"--pass-rate must be LO:HI with 0 <= LO <= HI <= 1, got {text!r}")
+    return low, high
 
 
 class RejectionSamplingProgress:
@@ -85,7 +121,7 @@ class RejectionSamplingProgress:
         self._started = self._printed_at = time.monotonic()
 
     def start(self, total: int) -> None:
-        self._total = total
+        self._total, self._seen = total, 0
         self._started = self._printed_at = time.monotonic()
 
     def update(self, counts: Counter[str]) -> None:

@@ -48,6 +48,11 @@ METRIC_DISPLAYS = {
         "Routing mismatch", "fraction of tokens with other experts", zero=True
     ),
     "teacher_kl": MetricDisplay("KL to the teacher", "nats/token, estimated"),
+    "accept_length": MetricDisplay(
+        "MTP acceptance length",
+        "tokens per decode step, greedy, on a batch's rollouts",
+        noisy=False,
+    ),
     "masked": MetricDisplay("Masked tokens", "fraction of trained tokens", zero=True),
     "zero_variance": MetricDisplay(
         "Zero-variance groups", "share of groups with equal rewards", zero=True
@@ -61,12 +66,16 @@ METRIC_DISPLAYS = {
     "policy_loss": MetricDisplay("Policy loss"),
 }
 REWARD = "reward/"  # prefix of the reward of one task
+TOKEN_SHARE = "token_share/"  # prefix of the share of one task
 
 
 def metric_display(metric: str) -> MetricDisplay:
     """Display of a metric; an unknown one is shown under its name."""
     if metric.startswith(REWARD):
         return MetricDisplay(f"Reward, {metric.removeprefix(REWARD)}", "mean of its rollouts")
+    if metric.startswith(TOKEN_SHARE):
+        task = metric.removeprefix(TOKEN_SHARE)
+        return MetricDisplay(f"Token share, {task}", "of the sampled tokens of a batch", zero=True)
     return METRIC_DISPLAYS.get(metric, MetricDisplay(metric.replace("_", " ")))
 
 

@@ -99,13 +99,7 @@ def headline_tiles(run: RunView) -> Iterator[tuple[str, str, str]]:
         if name in run.metrics:
             value, meaning = final_value(run.curve(name))
             yield metric_display(name).title.lower(), format_number(value), meaning
-    for name in reward_metrics(run):
-        first, last = first_and_last(run.curve(name))
-        yield (
-            metric_display(name).title.lower(),
-            f"{first:.2f} \N{RIGHTWARDS ARROW} {last:.2f}",
-            "mean of first and last 5 %",
-        )
+    yield from before_and_after(run)
     if run.tokens:
         yield "tokens", format_number(run.tokens[-1]), f"{run.steps_done:,} steps"
     if (throughput := throughput_series(run)).y:
@@ -115,6 +109,20 @@ def headline_tiles(run: RunView) -> Iterator[tuple[str, str, str]]:
     if memory := [value for value in run.curve("memory_bytes").y if isfinite(value)]:
         yield "peak memory", format_bytes(max(memory)), ""
     yield "time", format_duration(sum(time_breakdown(run).values())), ""
+
+
+def before_and_after(run: RunView) -> Iterator[tuple[str, str, str]]:
+    """What an RL stage changes: rewards, and how often MTP drafts are accepted."""
+    for name in reward_metrics(run):
+        first, last = first_and_last(run.curve(name))
+        yield (
+            metric_display(name).title.lower(),
+            f"{first:.2f} \N{RIGHTWARDS ARROW} {last:.2f}",
+            "mean of first and last 5 %",
+        )
+    if accepted := run.curve("accept_length").y:
+        before_after = f"{accepted[0]:.2f} \N{RIGHTWARDS ARROW} {accepted[-1]:.2f}"
+        yield "MTP acceptance length", before_after, "before and after"
 
 
 def loss_charts(run: RunView) -> Iterator[Html]:

@@ -11,6 +11,7 @@ http_tasks.py  tasks for agents elsewhere
 jsonl.py     rows of JSONL, JSON and Parquet files
 json_schema.py  JSON Schema validation
 mcp_server.py  the tools of MCP servers
+task_selection.py  some tasks of an environment
 tools.py     tools that an environment provides
 python_tool.py  a Python interpreter as a tool
 worker_pool.py  third-party functions in processes that can be killed
@@ -43,6 +44,7 @@ from paddock.envs.env import (
 )
 from paddock.envs.nano.demonstrations import DemonstrationTaskset
 from paddock.envs.registry import REGISTRY, EnvError, EnvSettings, get_spec, load_env_settings, make
+from paddock.envs.task_selection import SelectedTaskset, read_task_indices
 from paddock.envs.tools import Tool, ToolError
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "Policy",
     "RolloutFailed",
     "RolloutTrace",
+    "SelectedTaskset",
     "Split",
     "Taskset",
     "Tool",
@@ -65,6 +68,7 @@ __all__ = [
     "load_env_settings",
     "make",
     "nano",
+    "read_task_indices",
     "run_rollout",
     "scripted_policy",
 ]

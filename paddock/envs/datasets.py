@@ -28,6 +28,7 @@ class QAExample:
     any_order: bool = False  # the answer is a set
     before: tuple[Message, ...] = field(default=(), repr=False)  # messages before the question
     columns: Mapping[str, Any] = field(default_factory=dict, repr=False)  # see Submission.columns
+    row: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the file it is from
 
 
 class QADataset(Protocol):

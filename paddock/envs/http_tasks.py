@@ -75,6 +75,11 @@ class HttpTaskset:
         row = self._row(task)
         return {} if row is None else {k: v for k, v in row.fields.items() if k not in _ANSWERS}
 
+    def row(self, task: Task) -> Mapping[str, Any]:
+        """The task as a row of a data file."""
+        row = self._row(task)
+        return {} if row is None else row.fields
+
     def make_env(self, task: Task) -> ChatEnv:
         async def score(messages: tuple[Message, ...]) -> Verdict:
             row = self._row(task)

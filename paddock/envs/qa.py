@@ -133,6 +133,11 @@ class QATaskset:
         split, row = parse_task_id(task, self.name, self.shape_hash)
         return self.dataset.example(split, row)
 
+    def row(self, task: Task) -> Mapping[str, Any]:
+        """The task as a row of a data file: that of its own file, or one for `ask`."""
+        example = self.example_of(task)
+        return example.row or {"prompt": task.messages[-1].content, "answer": example.answer}
+
     def make_env(self, task: Task) -> ChatEnv:
         example = self.example_of(task)
 
@@ -254,7 +259,7 @@ class QAFileSettings(QASettings):
 
 
 def _read(path: str, parse: Callable[[JsonRow], QAExample | None]) -> list[QAExample]:
-    found = [example for row in read_rows(path) if (example := parse(row))]
+    found = [replace(example, row=row.fields) for row in read_rows(path) if (example := parse(row))]
     if not found:
         raise RowError(f"{path} has no examples")
     return found

@@ -3,6 +3,7 @@
 journal.py        Journal: metrics.jsonl, events.jsonl and further logs of a run folder
 jsonl.py          append-only JSON-lines files and concurrent reading
 ledger.py         Ledger: every group that was issued, its rollouts and how it ended
+ledger_schema.py  tables of the ledger
 ledger_view.py    LedgerView: read-only access to a ledger, for dashboards
 rollout_codec.py  binary encoding of a rollout's trajectories
 sqlite.py         SQLite connection whose errors name the file and the remedy

@@ -14,9 +14,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from paddock.journal.ledger_schema import LEDGER_SCHEMA, UNDO, UNTRAIN
 from paddock.journal.rollout_codec import pack_rollout, unpack_rollout
 from paddock.journal.sqlite import LedgerError, check_integrity, connect, rollback
 from paddock.journal.token_records import (
@@ -31,66 +35,6 @@ GroupStatus = Literal["in flight", "finished", "trained", "filtered", "failed"]
 # Why a group is filtered when a run is complete. Stored: a resumed run compares it.
 UNUSED_REASON = "the run ended before it was trained"
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS groups (
-    ordinal INTEGER PRIMARY KEY,
-    task TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    size INTEGER NOT NULL,
-    status TEXT NOT NULL DEFAULT 'in flight'
-        CHECK (status IN ('in flight', 'finished', 'trained', 'filtered', 'failed')),
-    reason TEXT NOT NULL DEFAULT '',
-    issued INTEGER NOT NULL,
-    ended INTEGER,
-    trained INTEGER,
-    UNIQUE (task, number),
-    CHECK ((status = 'trained') = (trained IS NOT NULL)),
-    CHECK ((status IN ('filtered', 'failed')) = (reason <> ''))
-);
-CREATE INDEX IF NOT EXISTS groups_by_status ON groups (status, trained);
-CREATE INDEX IF NOT EXISTS groups_by_end ON groups (ended);
-CREATE TABLE IF NOT EXISTS attempts (
-    ordinal INTEGER NOT NULL REFERENCES groups,
-    member INTEGER NOT NULL,
-    reward REAL,
-    kind TEXT NOT NULL DEFAULT '',
-    place TEXT NOT NULL DEFAULT '',
-    what TEXT NOT NULL DEFAULT '',
-    oldest INTEGER,
-    newest INTEGER,
-    tokens INTEGER NOT NULL,
-    packed BLOB,
-    PRIMARY KEY (ordinal, member)
-);
-CREATE TABLE IF NOT EXISTS updates (
-    first INTEGER PRIMARY KEY, until INTEGER NOT NULL, checkpoint TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE IF NOT EXISTS shares (
-    id INTEGER PRIMARY KEY,
-    since INTEGER NOT NULL,
-    written INTEGER NOT NULL,
-    weights TEXT NOT NULL,
-    why TEXT NOT NULL,
-    asked INTEGER NOT NULL
-);
-"""
-
-_UNDO = (
-    "DELETE FROM attempts WHERE ordinal IN (SELECT ordinal FROM groups WHERE issued >= :updates)",
-    "DELETE FROM groups WHERE issued >= :updates",
-    "DELETE FROM shares WHERE written >= :updates AND NOT asked",
-)
-_UNTRAIN = (
-    "UPDATE groups SET status = 'finished', reason = '' WHERE reason = :unused",
-    "UPDATE groups SET status = 'finished', trained = NULL WHERE trained >= :updates",
-    "DELETE FROM updates WHERE first >= :updates",
-    "DELETE FROM attempts WHERE newest > :updates AND ordinal IN"
-    " (SELECT ordinal FROM groups WHERE status IN ('in flight', 'finished'))",
-    "UPDATE groups SET status = 'in flight', ended = NULL WHERE status = 'finished' AND size >"
-    " (SELECT COUNT(*) FROM attempts WHERE attempts.ordinal = groups.ordinal)",
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
@@ -98,7 +42,7 @@ class GroupRecord:
 
     ordinal: int  # order of issue, from 0
     task: str
-    number: int  # index among the groups of its task, from 0: selects the problem
+    number: int  # counts up by task, from 0, and selects the problem; some may be skipped
     size: int
     issued: int  # update whose batch was being collected or trained at the time
     status: GroupStatus = "in flight"
@@ -146,12 +90,14 @@ class Ledger:
     GroupCounts(issued=1, trained=0, filtered=0, failed=1, in_flight=0)
     """
 
+    _num_skipped = "(SELECT COUNT(*) FROM skipped)"  # a view has none of an older ledger
+
     def __init__(self, path: str | Path) -> None:
         self._base = connect(path, name=path)
         self._base.execute("PRAGMA journal_mode = WAL")
         check_integrity(self._base)
         self._base.execute("PRAGMA synchronous = NORMAL")
-        self._base.executescript(_SCHEMA + TOKEN_RECORDS_SCHEMA)
+        self._base.executescript(LEDGER_SCHEMA + TOKEN_RECORDS_SCHEMA)
         found = self.get_metadata("format")
         if found is None:
             self.set_metadata("format", LEDGER_FORMAT)
@@ -161,17 +107,28 @@ class Ledger:
                 f"{path}: ledger format {found} is not supported, expected {LEDGER_FORMAT}"
             )
 
-    def issue(self, groups: Sequence[GroupRecord]) -> None:
-        """Record new groups as in flight."""
+    def issue(self, groups: Sequence[GroupRecord], skipped: Sequence[tuple[str, int]] = ()) -> None:
+        """Record new groups as in flight, and the (task, number) that were skipped before them."""
         rows = [(g.ordinal, g.task, g.number, g.size, g.issued) for g in groups]
+        since = groups[0].issued if groups else 0
         with self.transaction():
             self._base.executemany(
                 "INSERT INTO groups (ordinal, task, number, size, issued) VALUES (?, ?, ?, ?, ?)",
                 rows,
             )
+            self._base.executemany(
+                "INSERT INTO skipped VALUES (?, ?, ?)", [(*each, since) for each in skipped]
+            )
 
-    def record_rollout(self, ordinal: int, member: int, branches: Sequence[Trajectory]) -> None:
-        """Record a rollout of a group that has ended, with all its branches."""
+    def record_rollout(
+        self,
+        ordinal: int,
+        member: int,
+        branches: Sequence[Trajectory],
+        seconds: float | None = None,
+    ) -> None:
+        """Record a rollout of a group that has ended, with all its branches, and how long it took
+        if that is to be known."""
         outcome = branches[0].outcome
         result: tuple[float | None, str, str, str]  # reward, kind, place, what
         match outcome:
@@ -192,6 +149,9 @@ class Ledger:
                 pack_rollout(branches),
             ),
         )
+        if seconds is not None:
+            row = (ordinal, member, seconds)
+            self._base.execute("INSERT OR REPLACE INTO rollout_seconds VALUES (?, ?, ?)", row)
 
     def end_group(
         self, ordinal: int, status: Literal["finished", "filtered", "failed"], reason: str = ""
@@ -282,7 +242,7 @@ class Ledger:
         """Counts by status in one query, hence one snapshot."""
         row = self._base.execute(
             "SELECT (SELECT COALESCE(SUM(n), 0) FROM"
-            " (SELECT MAX(number) + 1 AS n FROM groups GROUP BY task)),"
+            f" (SELECT MAX(number) + 1 AS n FROM groups GROUP BY task)) - {self._num_skipped},"
             " TOTAL(status = 'trained'), TOTAL(status = 'filtered'), TOTAL(status = 'failed'),"
             " TOTAL(status IN ('in flight', 'finished')) FROM groups"
         ).fetchone()
@@ -354,6 +314,26 @@ class Ledger:
         )
         return {(task, kind, place): count for task, kind, place, count in rows}
 
+    def group_cost(self, ordinal: int, unit: Literal["tokens", "seconds"]) -> float:
+        """Sampled tokens of a group, or seconds that its rollouts took."""
+        table = "attempts" if unit == "tokens" else "rollout_seconds"
+        query = f"SELECT TOTAL({unit}) FROM {table} WHERE ordinal = ?"
+        return float(self._base.execute(query, (ordinal,)).fetchone()[0])
+
+    def ended_rewards(self) -> Iterator[tuple[str, int, list[float]]]:
+        """Task, number and rewards of every group whose rollouts have all ended, in the order in
+        which the groups ended: -inf for a failure of the policy, nothing for another failure."""
+        rows = self._base.execute(
+            "SELECT ordinal, task, number, size, reward, kind"
+            " FROM groups JOIN attempts USING (ordinal) WHERE ended IS NOT NULL"
+            " ORDER BY ended, member"
+        )
+        for (_, task, number, size), found in groupby(rows, key=itemgetter(0, 1, 2, 3)):
+            members = [row[4:] for row in found]
+            if len(members) == size:  # else it was dropped with rollouts in flight
+                known = [reward for reward, kind in members if kind in ("", "policy")]
+                yield task, number, [-inf if reward is None else reward for reward in known]
+
     def task_weights(self) -> list[TaskWeights]:
         """All task weights in the order they were recorded."""
         rows = self._base.execute("SELECT since, weights, why, asked FROM shares ORDER BY id")
@@ -372,7 +352,7 @@ class Ledger:
         """
         self._check_rewind_target(updates)
         with self.transaction():
-            for statement in (*(_UNDO if whole else ()), *_UNTRAIN):
+            for statement in (*(UNDO if whole else ()), *UNTRAIN):
                 self._base.execute(statement, {"updates": updates, "unused": UNUSED_REASON})
 
     def _check_rewind_target(self, updates: int) -> None:

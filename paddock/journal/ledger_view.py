@@ -55,6 +55,8 @@ class LedgerView(Ledger):
         except LedgerError:
             self._copies.cleanup()
             raise
+        if "skipped" not in self._tables:
+            self._num_skipped = "0"
         if not {"groups", "attempts", "updates"} <= self._tables:
             self.close()
             raise LedgerError(f"{path}: not a ledger: tables of groups and rollouts are missing")

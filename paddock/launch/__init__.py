@@ -19,6 +19,8 @@ evaluate.py            a model in environments
 event_loop.py          an event loop and a process that end in time
 gateway.py             sessions of agents over a model
 inspect_network.py     index selections and expert loads on one text
+model_client.py        a model that rollouts are sampled from
+pass_rates.py          tasks by how often a model solves them
 pipeline.py            settings and state of a pipeline
 pipeline_run.py        a pipeline, stage after stage
 quantize.py            a checkpoint with integer weights
@@ -46,7 +48,7 @@ from paddock.launch import (
     estimate,
     event_loop,
     gateway,
-    rejection_sampling,
+    model_client,
     settings,
     token_text,
     units,
@@ -88,10 +90,10 @@ __all__ = [
     "event_loop",
     "gateway",
     "inspect_run",
+    "model_client",
     "open_pipeline",
     "open_server",
     "quantize",
-    "rejection_sampling",
     "rl",
     "run_pipeline",
     "sample",

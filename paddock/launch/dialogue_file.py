@@ -3,7 +3,7 @@
 import fcntl
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,23 +19,16 @@ OLD_FATES = {"kept": "accepted", "said before": "duplicate", "unusable": "policy
 
 
 @dataclass(slots=True)
-class DialogueFile:
-    """Accepted dialogues in OUT, and the outcome of every completion in OUT.notes.
+class OutcomeLog:
+    """OUT.notes: the options of a command, then the outcome of every completion."""
 
-    A dialogue is written before its outcome is noted, each with one write: a process killed between
-    the two finds the dialogue when it resumes and does not sample it again.
-    """
-
-    dialogues: JsonlWriter
     notes: JsonlWriter
-    done: set[str] = field(default_factory=set)
-    digests: set[str] = field(default_factory=set)  # of the accepted dialogues
-    counts: Counter[str] = field(default_factory=Counter)
+    fates: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
-    def open(cls, out: Path, options: dict[str, Any]) -> Iterator["DialogueFile"]:
-        """Create the file, or continue one that was begun with the same `options`; locks it."""
+    def open(cls, out: Path, options: dict[str, Any]) -> Iterator["OutcomeLog"]:
+        """Create the log beside `out`, or continue one begun with the same `options`; locks it."""
         out.parent.mkdir(parents=True, exist_ok=True)
         notes = out.with_name(f"{out.name}.notes")
         with out.with_name(f"{out.name}.lock").open("ab") as lock:
@@ -45,12 +38,11 @@ class DialogueFile:
                 raise UserError(f"{out} is in use by another process") from None
             if out.exists() and out.stat().st_size and not notes.exists():
                 raise UserError(f"{out} already exists and was not written by this command")
-            opened = cls(JsonlWriter(out), JsonlWriter(notes))
+            opened = cls(JsonlWriter(notes))
             try:
                 opened._resume(out, [note for note, _ in follow(notes)], options)
                 yield opened
             finally:
-                opened.dialogues.close()
                 opened.notes.close()
 
     def _resume(self, out: Path, notes: list[dict[str, Any]], options: dict[str, Any]) -> None:
@@ -63,13 +55,45 @@ class DialogueFile:
                 f"{out} was started with {name} {before.get(name)!r}, not {options.get(name)!r}: "
                 "choose another file with --out"
             )
-        for note in notes[1:]:
-            self.done.add(note["id"])
-            self.counts[OLD_FATES.get(note["fate"], note["fate"])] += 1
-        for line, _ in follow(out):
-            self.digests.add(_digest(line["task"], line["messages"]))
-            if line["id"] not in self.done:  # killed before it was noted
-                self._note(line["id"], "accepted", line["reward"])
+        self.fates |= {n["id"]: OLD_FATES.get(n["fate"], n["fate"]) for n in notes[1:]}
+
+    def note(self, name: str, fate: str, reward: float | None) -> None:
+        self.notes.append({"id": name, "fate": fate, "reward": reward})
+        self.fates[name] = fate
+
+
+@dataclass(slots=True)
+class DialogueFile:
+    """Accepted dialogues in OUT, and the outcome of every completion in OUT.notes.
+
+    A dialogue is written before its outcome is noted, each with one write: a process killed between
+    the two finds the dialogue when it resumes and does not sample it again.
+    """
+
+    dialogues: JsonlWriter
+    log: OutcomeLog
+    digests: set[str] = field(default_factory=set)  # of the accepted dialogues
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    @contextmanager
+    def open(cls, out: Path, options: dict[str, Any]) -> Iterator["DialogueFile"]:
+        """Create the file, or continue one that was begun with the same `options`; locks it."""
+        with OutcomeLog.open(out, options) as log:
+            opened = cls(JsonlWriter(out), log, counts=Counter(log.fates.values()))
+            try:
+                for line, _ in follow(out):
+                    opened.digests.add(_digest(line["task"], line["messages"]))
+                    if line["id"] not in opened.done:  # killed before it was noted
+                        opened._note(line["id"], "accepted", line["reward"])
+                yield opened
+            finally:
+                opened.dialogues.close()
+
+    @property
+    def done(self) -> Set[str]:
+        """The completions whose outcome is known."""
+        return self.log.fates.keys()
 
     def add(self, name: str, line: dict[str, Any], verdict: Verdict, min_reward: float) -> None:
         """A completion that was scored."""
@@ -93,8 +117,7 @@ class DialogueFile:
             self.counts["failed"] += 1
 
     def _note(self, name: str, fate: str, reward: float | None) -> None:
-        self.notes.append({"id": name, "fate": fate, "reward": reward})
-        self.done.add(name)
+        self.log.note(name, fate, reward)
         self.counts[fate] += 1
 
 

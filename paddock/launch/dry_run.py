@@ -1,8 +1,8 @@
 """Checks of a dry run: recipes resolve, memory fits, environments open, data files exist."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paddock.launch.errors import UserError
 from paddock.launch.settings import load_rl_settings, load_train_settings
@@ -11,7 +11,7 @@ from paddock.launch.units import format_count
 if TYPE_CHECKING:
     from paddock.config import RequiredFile
     from paddock.launch.pipeline import PipelineSettings, PipelineStage, ResourceSettings
-    from paddock.rl import RLSettings
+    from paddock.rl import RLSettings, RLTaskSettings
     from paddock.train import TrainSettings
 
 GIB = 1 << 30
@@ -80,26 +80,37 @@ def check_environments(settings: "RLSettings", where: str = "") -> None:
     Raises UserError with the task and what is wrong with it.
     """
     for name, task in settings.tasks.items():
-        _check_environment(task.env, task.args, f"{where}task {name!r}")
+        _check_environment(name, task, f"{where}task {name!r}")
 
 
-def _check_environment(env: str, args: Mapping[str, Any], where: str) -> None:
+def _check_environment(name: str, task: "RLTaskSettings", where: str) -> None:
     from paddock.envs import load_env_settings
+    from paddock.launch.rollouts import select_tasks
 
     try:
-        settings = load_env_settings(env, args)
-        if any(file.is_missing for file in settings.data_files()):
+        settings = load_env_settings(task.env, task.args)
+        if any(file.is_missing for file in _task_files(task)):
             settings.make_without_data()
-        elif settings.make_taskset().size("train") == 0:
-            raise UserError(f"env {env!r} has no training tasks")
+        elif select_tasks(name, task, settings.make_taskset()).size("train") == 0:
+            raise UserError(f"env {task.env!r} has no training tasks")
     except (ValueError, OSError) as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def _task_files(task: "RLTaskSettings") -> "Iterator[RequiredFile]":
+    """The files that a task reads."""
+    from paddock.config import RequiredFile
+    from paddock.envs import load_env_settings
+
+    yield from load_env_settings(task.env, task.args).data_files()
+    if task.task_file is not None:
+        kept = "JSONL: tasks that `paddock sample --pass-rate` kept"
+        yield RequiredFile(path=task.task_file, contains=kept)
 
 
 def rl_data_files(settings: "RLSettings") -> "Iterator[RequiredFile]":
     """The files and folders that an RL stage reads."""
     from paddock.config import RequiredFile
-    from paddock.envs import load_env_settings
 
     for folder in (
         settings.init.checkpoint,
@@ -108,7 +119,7 @@ def rl_data_files(settings: "RLSettings") -> "Iterator[RequiredFile]":
         if folder is not None:
             yield RequiredFile(path=folder, contains=CHECKPOINT)
     for task in settings.tasks.values():
-        yield from load_env_settings(task.env, task.args).data_files()
+        yield from _task_files(task)
 
 
 def _train_data(settings: "TrainSettings") -> "Iterator[RequiredFile]":

@@ -1,24 +1,25 @@
-"""Rejection sampling: completions of at least a given reward, kept for fine-tuning."""
+"""Completions sampled and scored: dialogues kept for fine-tuning, or tasks by their pass rate."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from paddock.launch.dialogue_file import DialogueFile
-from paddock.launch.errors import UserError
+from paddock.launch.dialogue_file import DialogueFile, OutcomeLog
+from paddock.launch.model_client import (
+    ModelClient,
+    derive_seed,
+    first_model,
+    open_model_client,
+)
+from paddock.launch.pass_rates import PassRates, SampledRollout
 from paddock.launch.settings import StrPath
-from paddock.records import Dialogue, Message, SamplingParams, ToolSpec, Verdict
+from paddock.records import Dialogue, SamplingParams, Verdict
 
 if TYPE_CHECKING:
-    from paddock.engine import Engine
-    from paddock.envs import Policy, RolloutTrace, Taskset
-    from paddock.launch.engines import ModelFolder
-    from paddock.text import ThinkingKwargs
+    from paddock.envs import Taskset
 
 ThinkingMode = Literal["interleaved", "preserved", "off"]
 
@@ -39,16 +40,6 @@ class RejectionSamplingJob:
         return f"{self.taskset.task(index, self.split).id}#{k}"
 
 
-class ModelClient(Protocol):
-    """A model that rollouts are sampled from."""
-
-    name: str
-    version: str
-
-    def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
-        """The policy of one rollout; the seed of each reply is derived from that of `sampling`."""
-
-
 def sample(  # noqa: PLR0913  keyword options of one command
     model: str,
     env: str,
@@ -57,6 +48,9 @@ def sample(  # noqa: PLR0913  keyword options of one command
     n: int = 4,
     num_tasks: int = 100,
     min_reward: float = 1.0,
+    pass_rate: tuple[float, float] | None = None,
+    stronger_url: str | None = None,
+    stronger_model: str | None = None,
     split: Literal["train", "test"] = "train",
     base_url: str | None = None,
     thinking: ThinkingMode = "interleaved",
@@ -74,6 +68,10 @@ def sample(  # noqa: PLR0913  keyword options of one command
     how many completions of the file were accepted, duplicate, rejected, and so on. Called again, it
     samples only what is missing. `on_start` gets the number of completions to sample, `on_update`
     the counts after each.
+
+    With `pass_rate` (lowest and highest) `out` gets the tasks of such a pass rate instead, where a
+    completion of at least `min_reward` passes, and the counts are of tasks. With `stronger_url` a
+    task must also be passed by the model of that server, at least once in `n`.
     """
     from paddock.envs import make
 
@@ -98,21 +96,69 @@ def sample(  # noqa: PLR0913  keyword options of one command
         "seed": seed,
         "at_least": min_reward,
     }
-    with DialogueFile.open(Path(out), options) as dialogues:
-        every = [(index, k) for index in range(num_tasks) for k in range(n)]
-        todo = [each for each in every if job.sample_id(*each) not in dialogues.done]
+
+    def run(sink: SampleSink, tasks: Sequence[int], name: str, url: str | None) -> None:
+        """Sample from one model what the sink lacks of these tasks."""
+        todo = [(i, k) for i in tasks for k in range(n) if not sink.has(job.sample_id(i, k))]
         if todo:
             if on_start is not None:
                 on_start(len(todo))
-            with open_model_client(model, base_url, max_concurrent) as client:
-                asyncio.run(_sample(job, client, dialogues, todo, max_concurrent, on_update))
-        return dialogues.counts
+            with open_model_client(name, url, max_concurrent) as client:
+                asyncio.run(_sample(job, client, sink, todo, max_concurrent, on_update))
+
+    if pass_rate is None:
+        with DialogueFile.open(Path(out), options) as dialogues:
+            run(_DialogueSink(job, dialogues), range(num_tasks), model, base_url)
+            return dialogues.counts
+    tasks = range(min(num_tasks, job.taskset.size(split) or num_tasks))
+    with OutcomeLog.open(Path(out), options | {"pass_rate": True}) as log:
+        rates = PassRates(log, job.taskset, split, n, min_reward, pass_rate)
+        run(rates, tasks, model, base_url)
+        if stronger_url is not None:
+            rates.stronger = stronger_model or first_model(stronger_url)
+            run(rates, rates.in_range(tasks), rates.stronger, stronger_url)
+        return rates.write(Path(out), tasks)
+
+
+class SampleSink(Protocol):
+    """Where completions go."""
+
+    @property
+    def counts(self) -> Counter[str]: ...
+
+    def has(self, sample_id: str) -> bool:
+        """Whether this completion was sampled before."""
+
+    def record(self, rollout: SampledRollout, client: ModelClient) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _DialogueSink:
+    """Keeps accepted dialogues."""
+
+    job: RejectionSamplingJob
+    dialogues: DialogueFile
+
+    @property
+    def counts(self) -> Counter[str]:
+        return self.dialogues.counts
+
+    def has(self, sample_id: str) -> bool:
+        return sample_id in self.dialogues.done
+
+    def record(self, rollout: SampledRollout, client: ModelClient) -> None:
+        outcome = rollout.trace.outcome
+        if isinstance(outcome, Verdict):
+            line = _line(self.job, client, rollout)
+            self.dialogues.add(rollout.name, line, outcome, self.job.min_reward)
+        else:
+            self.dialogues.add_failure(rollout.name, outcome)
 
 
 async def _sample(
     job: RejectionSamplingJob,
     client: ModelClient,
-    dialogues: DialogueFile,
+    sink: SampleSink,
     todo: Sequence[tuple[int, int]],
     max_concurrent: int,
     on_update: Callable[[Counter[str]], None] | None,
@@ -127,17 +173,13 @@ async def _sample(
         for index, k in remaining:
             task = job.taskset.task(index, job.split)
             name = f"{task.id}#{k}"
-            seed = _seed(job.seed, name)
+            seed = derive_seed(job.seed, name)
             policy = client.policy(THINKING_MODES[job.thinking], replace(job.sampling, seed=seed))
             env = job.taskset.make_env(task)
             trace = await run_rollout(env, policy)
-            if isinstance(trace.outcome, Verdict):
-                line = _line(job, client, trace, name, env.tools) | {"sample": k, "seed": seed}
-                dialogues.add(name, line, trace.outcome, job.min_reward)
-            else:
-                dialogues.add_failure(name, trace.outcome)
+            sink.record(SampledRollout(name, k, seed, trace, env.tools), client)
             if on_update is not None:
-                on_update(dialogues.counts)
+                on_update(sink.counts)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(max_concurrent, len(todo))):
@@ -145,21 +187,17 @@ async def _sample(
 
 
 def _line(
-    job: RejectionSamplingJob,
-    client: ModelClient,
-    trace: "RolloutTrace",
-    name: str,
-    tools: tuple[ToolSpec, ...],
+    job: RejectionSamplingJob, client: ModelClient, rollout: SampledRollout
 ) -> dict[str, Any]:
     from paddock.data import dialogue_to_json
 
-    verdict = trace.outcome
+    trace, verdict = rollout.trace, rollout.trace.outcome
     assert isinstance(verdict, Verdict)
     dialogue = Dialogue(
         messages=trace.messages,
-        tools=tools,
+        tools=rollout.tools,
         thinking=job.thinking,
-        id=name,
+        id=rollout.name,
         source=f"{trace.task.env} by {client.name} {client.version}".rstrip(),
     )
     return dialogue_to_json(dialogue) | {
@@ -170,130 +208,6 @@ def _line(
         "version": client.version,
         "reward": verdict.reward,
         "parts": dict(verdict.parts),
+        "sample": rollout.k,
+        "seed": rollout.seed,
     }
-
-
-@contextmanager
-def open_model_client(
-    name: str, base_url: str | None, max_concurrent: int
-) -> Iterator[ModelClient]:
-    """A client of the server at `base_url`, else of an engine with the checkpoint `name`."""
-    if base_url is not None:
-        yield OpenAIModelClient(name, base_url)
-        return
-    from paddock.engine import EngineSettings
-    from paddock.launch.engines import load_engines, open_model_folder, pick_devices, pick_dtype
-
-    model = open_model_folder(Path(name), None)
-    (device,) = pick_devices(None, 1)
-    stops = tuple(dict.fromkeys((*model.config.eos, *model.renderer.stop_token_ids)))
-    settings = EngineSettings(max_running_requests=max_concurrent, stop_token_ids=stops or None)
-    (engine,) = load_engines(
-        model, [device], pick_dtype(model.folder, device, None), settings, fits=True
-    )
-    with engine:
-        yield EngineModelClient(model, engine)
-
-
-class EngineModelClient:
-    """A model in an engine of this process."""
-
-    def __init__(self, model: "ModelFolder", engine: "Engine") -> None:
-        self._model, self._engine = model, engine
-        self.name = str(model.folder)
-        step = model.folder.parent.name
-        self.version = step if step.startswith("step-") else str(engine.version)
-
-    def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
-        from paddock.engine import (
-            ContextLengthExceededError,
-            EngineError,
-            InvalidRequestError,
-            Request,
-        )
-        from paddock.envs import RolloutFailed
-        from paddock.text import parse_completion
-
-        async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-            prompt = self._model.renderer.render_prompt(
-                messages, tools=tools, thinking=thinking
-            ).token_ids
-            chosen = replace(sampling, seed=_seed(sampling.seed, len(messages)))
-            try:
-                output = await self._engine.async_generate(
-                    Request(token_ids=prompt, sampling_params=chosen)
-                )
-            except ContextLengthExceededError as error:
-                raise RolloutFailed("policy", "engine", str(error)) from None
-            except InvalidRequestError as error:
-                raise RolloutFailed("infrastructure", "engine", str(error)) from None
-            except EngineError as error:
-                raise RolloutFailed("infrastructure", "engine", str(error)) from None
-            completion = output.completion
-            if completion.finish == "length":
-                what = f"the reply does not end within {len(completion.token_ids)} tokens"
-                raise RolloutFailed("policy", "engine", what)
-            return parse_completion(
-                self._model.tokenizer,
-                completion.token_ids,
-                finish=completion.finish,
-                tools=tools,
-                prompt=prompt,
-                call_id=f"call_{len(messages)}_{{}}".format,
-            ).message
-
-        return reply
-
-
-class OpenAIModelClient:
-    """A model behind an OpenAI-compatible server."""
-
-    def __init__(self, name: str, url: str) -> None:
-        import httpx
-
-        self.name, self._url = name, url.rstrip("/").removesuffix("/v1")
-        self.version = ""
-        try:
-            info = httpx.get(f"{self._url}/get_model_info", timeout=10)
-            httpx.get(f"{self._url}/v1/models", timeout=10).raise_for_status()
-        except httpx.HTTPError as error:
-            raise UserError(f"{url}: server unreachable ({error})") from None
-        if info.is_success:
-            self.version = str(info.json().get("weight_version", ""))
-
-    def policy(self, thinking: "ThinkingKwargs", sampling: SamplingParams) -> "Policy":
-        import httpx
-
-        from paddock.envs import RolloutFailed
-        from paddock.text import message_to_openai, parse_messages, tool_to_openai
-
-        async def reply(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Message:
-            body: dict[str, Any] = {
-                "model": self.name,
-                "messages": [message_to_openai(message) for message in messages],
-                "temperature": sampling.temperature,
-                "seed": _seed(sampling.seed, len(messages)),
-                "chat_template_kwargs": thinking.as_kwargs,
-            }
-            body |= {"tools": [tool_to_openai(tool) for tool in tools]} if tools else {}
-            limit = sampling.max_new_tokens
-            body |= {} if limit is None else {"max_tokens": limit}
-            try:
-                async with httpx.AsyncClient(timeout=600) as http:
-                    response = await http.post(f"{self._url}/v1/chat/completions", json=body)
-                    response.raise_for_status()
-            except httpx.HTTPError as error:
-                raise RolloutFailed("infrastructure", "server", repr(error)) from None
-            (choice,) = response.json()["choices"]
-            if choice["finish_reason"] == "length":
-                raise RolloutFailed("policy", "server", "the reply does not end")
-            (message,) = parse_messages([choice["message"]])
-            return message
-
-        return reply
-
-
-def _seed(*parts: object) -> int:
-    """A 31-bit seed derived from these values."""
-    digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") >> 1

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paddock.journal import TokenTrainRecord
     from paddock.launch.engines import ModelFolder
     from paddock.records import SamplingParams, Trajectory
-    from paddock.rl import BatchSource, GroupFilter, RLSettings, RolloutBatch
+    from paddock.rl import BatchSource, GroupFilter, RLSettings, RLTaskSettings, RolloutBatch
     from paddock.rollout import (
         InferenceClient,
         LogEvent,
@@ -160,11 +160,35 @@ def task_spec(
         max_new_tokens=sampling.max_new_tokens,
         thinking_budget=sampling.thinking_budget,
     )
-    taskset, agent = make(task.env, task.args), task.agent_elsewhere
+    taskset, agent = select_tasks(name, task, make(task.env, task.args)), task.agent_elsewhere
     rollout_fn: RolloutFn = partial(_rollout, worker, taskset, params)
     if agent is not None and agents is not None:
         rollout_fn = agents.rollout_fn(name, agent, taskset, worker, params)
-    return TaskSpec(rollout_fn=rollout_fn, settings=task, group_filter=group_filter)
+    return TaskSpec(
+        rollout_fn=rollout_fn,
+        settings=task,
+        group_filter=group_filter,
+        num_prompts=taskset.size("train"),
+    )
+
+
+def select_tasks(name: str, task: "RLTaskSettings", taskset: "Taskset") -> "Taskset":
+    """The tasks that a run trains on. With prompt weights they keep one order in every epoch, so
+    that a number says which prompt it is."""
+    from paddock.envs import SelectedTaskset, read_task_indices
+
+    size = min((n for n in (task.num_tasks, taskset.size("train")) if n is not None), default=None)
+    if task.task_file is not None:
+        return SelectedTaskset(taskset, read_task_indices(task.task_file, taskset))
+    if task.prompt_weights is not None and size is None:
+        raise UserError(
+            f"'tasks.{name}.prompt_weights': environment '{task.env}' generates tasks without end,"
+            f" so none comes twice: set 'tasks.{name}.num_tasks' or 'task_file'"
+        )
+    if task.prompt_weights is None and task.num_tasks is None:
+        return taskset
+    assert size is not None
+    return SelectedTaskset(taskset, range(size))
 
 
 def _worker(

@@ -36,7 +36,7 @@ class RunGateway:
         self, sessions: "gateway.SessionManager", url: str, http: "ConnectionPool"
     ) -> None:
         self.sessions, self.url, self.http = sessions, url, http
-        self.queues: dict[str, agents.RolloutQueue] = {}
+        self.queues: dict[str, gateway.RolloutQueue] = {}
 
     def rollout_fn(
         self,
@@ -60,23 +60,24 @@ class RunGateway:
             sessions=self.sessions,
             rules=rules,
             settings=settings,
-            run_agent=self._run_agent(name, settings),
+            reserve_agent=self._reserve_agent(name, settings),
             base_url=self.url,
             http=self.http,
         )
 
-    def _run_agent(self, name: str, settings: "agents.AgentSettings") -> "agents.RunAgent":
-        from paddock.rollout import agents, sglang_client
+    def _reserve_agent(self, name: str, settings: "agents.AgentSettings") -> "agents.ReserveAgent":
+        from paddock.rollout import agents, gateway, sglang_client
 
         if settings.command is not None:
-            return ProcessAgent(settings.command).run_agent
+            agent = ProcessAgent(settings.command)
+            return lambda: nullcontext(agent.run_agent)
         if settings.url is not None:
             # The attempt timeout of the task ends it.
             server = sglang_client.ServerClient(settings.url, self.http, timeout_s=1e9)
-            return partial(agents.run_at_url, server)
-        # A task that is registered again keeps its queue, in which rollouts may wait.
-        self.queues.setdefault(name, agents.RolloutQueue(settings.idle_timeout_s))
-        return self.queues[name].run_agent
+            return lambda: nullcontext(partial(agents.run_at_url, server))
+        # A task that is registered again keeps its queue, in which some may wait.
+        self.queues.setdefault(name, gateway.RolloutQueue(settings.idle_timeout_s))
+        return self.queues[name].reserve
 
 
 @asynccontextmanager
@@ -107,7 +108,7 @@ async def open_run_gateway(
                     yield opened
                 finally:
                     for queue in opened.queues.values():
-                        queue.close()
+                        queue.end()
 
 
 @asynccontextmanager

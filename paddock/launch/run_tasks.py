@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from paddock.journal import Ledger
     from paddock.rl import LiveBatchSource, RLSettings
-    from paddock.rollout import LogEvent, Orchestrator, TaskSpec, agents, gateway
+    from paddock.rollout import LogEvent, Orchestrator, TaskSpec, gateway
 
 LEDGER_KEY = "tasks"  # settings of the tasks that were registered or changed; null: removed
 
@@ -29,7 +29,7 @@ class RunTasks:
         collector: "LiveBatchSource",
         make_spec: "Callable[[str], TaskSpec]",
         log_event: "LogEvent",
-        queues: "Mapping[str, agents.RolloutQueue]",
+        queues: "Mapping[str, gateway.RolloutQueue]",
     ) -> None:
         """`queues`: of the tasks whose rollouts workers ask for."""
         self._queues = queues

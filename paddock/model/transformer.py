@@ -122,20 +122,32 @@ class Transformer(nn.Module):
         return self.head(self(token_T, metadata).hidden_TD).float()  # type: ignore[no-any-return]
 
     def mtp_forward(
-        self, hidden_TD: Tensor, token_S: Tensor, ctx: ForwardContext, depths: int
+        self,
+        hidden_TD: Tensor,
+        token_S: Tensor,
+        ctx: ForwardContext,
+        depths: int,
+        *,
+        detach_trunk: bool = False,
     ) -> Iterator[tuple[Tensor, AuxOutputs]]:
         """MTP states at depth 1, 2, ...: at depth d, row t predicts token t + d + 1.
 
         The last d rows of each document have no token t + d; they take the document's last token
         instead and their predictions must be ignored. Causality keeps them from affecting other
-        rows. `token_S` are the tokens of all keys: the next one may be on another rank.
+        rows. `token_S` are the tokens of all keys: the next one may be on another rank. With
+        `detach_trunk` gradients reach neither the hidden states nor the embedding.
         """
         assert self.mtp is not None
         assert self.config.mtp is not None
         shared: TopKSelection | None = None
+        if detach_trunk:
+            hidden_TD = hidden_TD.detach()
         for depth in range(1, depths + 1):
             ahead_T = _shift_tokens(token_S, ctx.attn_metadata, depth)
-            hidden_TD, selection, aux = self.mtp(hidden_TD, self.embed(ahead_T), ctx, shared)
+            embed_TD = self.embed(ahead_T)
+            if detach_trunk:
+                embed_TD = embed_TD.detach()
+            hidden_TD, selection, aux = self.mtp(hidden_TD, embed_TD, ctx, shared)
             shared = selection if self.config.mtp.share_index else None
             yield hidden_TD, aux
 

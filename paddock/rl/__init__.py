@@ -21,7 +21,7 @@ from paddock.rl.distill import LogprobScorer
 from paddock.rl.group_filter import GroupFilter
 from paddock.rl.learner import Learner, RolloutOnlyLearner, open_learner
 from paddock.rl.live_batches import LiveBatchSource
-from paddock.rl.settings import RLSettings, RolloutEngineSettings, task_settings
+from paddock.rl.settings import RLSettings, RLTaskSettings, RolloutEngineSettings, task_settings
 from paddock.rl.stages import with_stage_defaults
 from paddock.rl.trainer import RLTrainer, UpdateMetrics
 
@@ -33,6 +33,7 @@ __all__ = [
     "LiveBatchSource",
     "LogprobScorer",
     "RLSettings",
+    "RLTaskSettings",
     "RLTrainer",
     "RolloutBatch",
     "RolloutEngineSettings",

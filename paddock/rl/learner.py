@@ -26,6 +26,7 @@ from paddock.train import (
     Trainer,
     TrainStepOutput,
     build_lr_schedule,
+    evaluate,
     init_device,
     policy,
 )
@@ -63,21 +64,30 @@ class _StepSettings:
 def open_learner(settings: RLSettings, non_finite_path: Path) -> "Learner":
     """A learner of the initial checkpoint.
 
-    The MTP layer is frozen: it is only used for drafting. So is the indexer if `freeze_indexer`:
-    its top-k selection must stay that of the engine. A batch with a non-finite loss or gradient is
-    saved to `non_finite_path`.
+    The MTP layer, which is only used for drafting, is frozen unless `train_mtp`. So is the indexer
+    if `freeze_indexer`: its top-k selection must stay that of the engine. A batch with a non-finite
+    loss or gradient is saved to `non_finite_path`.
     """
     assert settings.init.checkpoint is not None
     network = load_pretrained(latest_model(Path(settings.init.checkpoint)))
-    frozen = {"mtp", "mtp_indexer"} | ({"indexer"} if settings.freeze_indexer else set())
+    mtp = network.config.mtp
+    if settings.train_mtp and mtp is None:
+        raise LearnerError("'train_mtp' needs a model with an MTP layer; this one has none")
+    frozen = {"indexer", "mtp_indexer"} if settings.freeze_indexer else set()
+    frozen |= set() if settings.train_mtp else {"mtp", "mtp_indexer"}
     for _, parameter, role in network.parameter_roles():
         parameter.requires_grad_(role.part not in frozen)
     network.to(init_device(_compute_settings(settings))).train()
+    depths = 1 if mtp is None else mtp.depths
     objective = policy.PolicyObjective(
-        PolicyLoss(settings.loss), replay=settings.routing_replay == "replay"
+        PolicyLoss(settings.loss),
+        replay=settings.routing_replay == "replay",
+        mtp=policy.MTPTraining(depths, settings.mtp_coef) if settings.train_mtp else None,
     )
-    step_settings = _StepSettings(settings.optim, settings.compute, AuxLossSettings(mtp_depths=1))
+    aux = AuxLossSettings(mtp_depths=depths)
+    step_settings = _StepSettings(settings.optim, settings.compute, aux)
     trainer = Trainer(network, objective, step_settings, non_finite_path)
+    trainer.clip_mtp_apart = True
     return Learner(trainer, objective, settings)
 
 
@@ -150,6 +160,16 @@ class Learner:
             tokens=sum(batch.num_targets for batch in batches),
             token_records=token_records,
         )
+
+    def accept_length(self, groups: Sequence[Sequence[policy.PolicySample]]) -> float | None:
+        """Tokens per decode step with drafts of the MTP layer, on the sampled tokens of these
+        groups with greedy decoding; None without samples or MTP layer."""
+        if not groups:
+            return None
+        init_device(_compute_settings(self.settings))
+        batch = policy.pack_samples(_flatten(groups))
+        micro_tokens = self.settings.compute.micro_batch_tokens
+        return evaluate.accept_length(self.trainer.network, batch, micro_tokens=micro_tokens)
 
     def _loss_records(self) -> list[TokenLossRecord]:
         """The per-token records of the loss, if it keeps any."""

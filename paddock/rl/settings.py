@@ -82,6 +82,8 @@ class RLTaskSettings(TaskSettings):
 
     env: str
     args: dict[str, Any] = Field(default_factory=dict)  # arguments of the environment
+    num_tasks: PositiveInt | None = None  # train on the first ones only; None: on all
+    task_file: str | None = None  # train on these: JSONL of `paddock sample --pass-rate`
     agent: agents.AgentSettings | None = None  # None: ours; with env "http" workers pull
     enable_thinking: bool = True
     sampling: SamplingSettings | None = None  # None: as the run's
@@ -90,9 +92,11 @@ class RLTaskSettings(TaskSettings):
     teacher_weight: NonNegativeWeight = 1.0  # advantage per nat of teacher-student difference
 
     @model_validator(mode="after")
-    def _valid_teacher_weight(self) -> Self:
+    def _consistent_task(self) -> Self:
         if self.teacher is not None and not self.teacher_weight:
             raise ValueError(f"'teacher_weight' must not be 0: teacher '{self.teacher}' is unused")
+        if self.num_tasks is not None and self.task_file is not None:
+            raise ValueError("'num_tasks' and 'task_file' exclude each other")
         return self
 
     @property
@@ -172,6 +176,8 @@ class RLSettings(BaseSettings):
     reset_optimizer: bool = False  # clear the optimizer state at each weight sync
     freeze_indexer: bool = True
     routing_replay: Literal["no", "compare", "replay"] = "no"
+    train_mtp: bool = False  # the MTP layer follows the policy; else it is frozen
+    mtp_coef: PositiveFloat = 0.2  # of the MTP loss, with `train_mtp`
     checkpoint: CheckpointSettings = CheckpointSettings(every=50)
     alerts: AlertSettings = AlertSettings()
     stop_at_reward: FiniteFloat | None = None  # mean reward over `stop_window` batches

@@ -7,7 +7,7 @@ import asyncio
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,10 +32,12 @@ class UpdateMetrics:
     train_stats: TrainStats
     rollout_stats: RolloutStats
     staleness: tuple[int, ...]  # of each group of the batch, in updates
+    task_tokens: Mapping[str, int]  # sampled, in the groups of the batch
     seconds: float  # since the last UpdateMetrics
     data_wait_s: float  # of `seconds`, waiting for the batch
     weight_sync_s: float  # of `seconds`, the weight sync before this batch
     engine_busy: float | None  # fraction of `seconds`; None if unknown
+    accept_length: float | None  # before the first update and after that of a checkpoint
     alerts: tuple[Alert, ...]
 
     @property
@@ -58,8 +60,14 @@ class UpdateMetrics:
             metrics["reward"] = stats.reward
         metrics |= {f"reward/{task}": reward for task, reward in stats.rewards.items()}
         metrics |= {f"failures/{kind}": count for kind, count in stats.failures.items()}
+        if len(self.task_tokens) > 1:
+            total = max(1, sum(self.task_tokens.values()))
+            shares = {task: tokens / total for task, tokens in self.task_tokens.items()}
+            metrics |= {f"token_share/{task}": share for task, share in shares.items()}
         if self.engine_idle is not None:
             metrics["engine_idle"] = self.engine_idle
+        if self.accept_length is not None:
+            metrics["accept_length"] = self.accept_length
         for last in self.train_stats.step_outputs[-1:]:
             metrics |= {"grad_norm": last.grad_norm, "lr": last.lr}
         return metrics | {
@@ -105,6 +113,15 @@ def health_signals(
         num_zero_variance=rollout_stats.num_zero_variance,
         staleness=max(staleness, default=0) + len(train_stats.step_outputs) - 1,
     )
+
+
+def sampled_tokens(groups: Sequence[RolloutGroup], tasks: Iterable[str]) -> dict[str, int]:
+    """Sampled tokens of the groups, by task."""
+    counts = dict.fromkeys(tasks, 0)
+    for group in groups:
+        turns = (turn for branches in group.rollouts for b in branches for turn in b.turns)
+        counts[group.task] += sum(len(turn.completion.token_ids) for turn in turns)
+    return counts
 
 
 def target_reached(recent: Sequence[float], settings: RLSettings) -> bool:
@@ -164,11 +181,14 @@ class RLTrainer:
         while (batch := await self.batches.next_batch()) is not None:
             rollout_stats = self.group_filter.pop_stats()
             groups = await self._samples(batch.groups)
+            accepted = await self._accept_length(groups) if learner.updates == 0 else None
             train_stats = await self.batches.await_or_fail(asyncio.to_thread(learner.train, groups))
             self.batches.mark_trained(batch)
             if rollout_stats.reward is not None:
                 recent.append(rollout_stats.reward)
             final = train_stats.updates >= settings.steps or target_reached(recent, settings)
+            if accepted is None and self._saves(final):
+                accepted = await self._accept_length(groups)
             now, busy_now = self.clock(), await self._busy()
             self.on_update(
                 UpdateMetrics(
@@ -177,12 +197,14 @@ class RLTrainer:
                     train_stats=train_stats,
                     rollout_stats=rollout_stats,
                     staleness=batch.staleness,
+                    task_tokens=sampled_tokens(batch.groups, settings.tasks),
                     seconds=now - start,
                     data_wait_s=batch.wait_s,
                     weight_sync_s=sync_s,
                     engine_busy=(busy_now - busy) / max(now - start, 1e-9)
                     if self.engine_busy_s
                     else None,
+                    accept_length=accepted,
                     alerts=tuple(
                         check_alerts(
                             health_signals(train_stats, rollout_stats, batch.staleness),
@@ -203,6 +225,18 @@ class RLTrainer:
             await self.batches.await_or_fail(asyncio.to_thread(self.engine_busy_s))
             if self.engine_busy_s
             else 0.0
+        )
+
+    async def _accept_length(self, groups: Sequence[Sequence[policy.PolicySample]]) -> float | None:
+        """The acceptance length of MTP drafts on the sampled tokens of a batch."""
+        measured = asyncio.to_thread(self.learner.accept_length, groups)
+        return await self.batches.await_or_fail(measured)
+
+    def _saves(self, final: bool) -> bool:
+        """Whether a checkpoint follows the updates done, where engines get new weights."""
+        settings = self.learner.settings
+        return final or crosses_multiple(
+            self.learner.updates, settings.rollout.updates_per_batch, settings.checkpoint.every
         )
 
     async def _samples(self, groups: Sequence[RolloutGroup]) -> list[list[policy.PolicySample]]:
@@ -232,9 +266,7 @@ class RLTrainer:
         await self.batches.wait_quiescent()
         if settings.reset_optimizer:
             learner.reset_optimizer()
-        if final or crosses_multiple(
-            learner.updates, rollout.updates_per_batch, settings.checkpoint.every
-        ):
+        if self._saves(final):
             learner.extra_state = {"rewards": list(recent), "tally": self.group_filter.state_dict()}
             saved = await asyncio.to_thread(
                 learner.save, self.checkpoints, extra_files=dict(self.extra_files), final=final

@@ -18,13 +18,16 @@ group.py               groups of rollouts that share a baseline
 in_flight.py           groups in flight, rollout timeouts
 orchestrator.py        issues groups, runs rollouts, records outcomes
 prefix_matcher.py      when a conversation equals the recorded one
+prompt_weights.py      prompts drawn by their running pass rate
 replica_pool.py        several engine replicas as one: health checks, retries
+rollout_queue.py       workers that ask for rollouts, and rollouts that wait for one
 session.py             one agent's conversation as token ids
 session_manager.py     open sessions of the gateway, and their configuration
 session_router.py      session-affine routing to replicas
 session_tree.py        token ids of a session as a tree of turns
 settings.py            rollout settings
 sglang_client.py       client of SGLang-compatible servers; weight sync over HTTP
+task_costs.py          what task ratios are shares of
 task_health.py         disables tasks after consecutive failures
 task_mixture.py        task ratios over time
 task_schedule.py       deterministic order of tasks, rollout seeds

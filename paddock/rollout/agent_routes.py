@@ -10,8 +10,9 @@ from starlette.requests import Request
 from paddock.api import RequestBody, parse_body, protocol_for_path
 from paddock.http import JsonRouter
 from paddock.records import ApiError, ToolCall, json_codec
-from paddock.rollout.agents import AgentPolicy, RolloutQueue
+from paddock.rollout.agents import AgentPolicy
 from paddock.rollout.gateway_access import AGENT_BASES, GatewayAccess
+from paddock.rollout.rollout_queue import RolloutQueue
 from paddock.text import message_to_openai
 
 MAX_BODY_BYTES = 1 << 22
@@ -72,6 +73,8 @@ class AgentRoutes:
         if queue is None:
             raise ApiError(f"no task {http.path_params['name']!r:.80} to pull", status=404)
         found = await queue.take(min(MAX_WAIT_S, max(0.0, wait_s or 0.0)))
+        if found is None and queue.over:
+            raise ApiError("the run is over", status=410)
         return {"rollout": None if found is None else found.as_json()}
 
     def _policy(self, http: Request) -> AgentPolicy:

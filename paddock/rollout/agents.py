@@ -8,11 +8,11 @@ is an infrastructure failure: its rollout is begun again, with another session.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from paddock.envs import RolloutFailed, Taskset, convert_errors, run_rollout
+from paddock.envs import Env, RolloutFailed, RolloutTrace, Taskset, convert_errors, run_rollout
 from paddock.http import ConnectionPool
 from paddock.records import (
     ApiError,
@@ -40,7 +40,7 @@ __all__ = [
     "AgentEndpoint",
     "AgentRollout",
     "AgentSettings",
-    "RolloutQueue",
+    "ReserveAgent",
     "RunAgent",
     "run_at_url",
 ]
@@ -76,6 +76,8 @@ class AgentEndpoint:
 
 # Runs an agent to its end. Raises RolloutFailed if it dies; cancelling it ends the agent.
 RunAgent = Callable[[AgentEndpoint], Awaitable[None]]
+# Waits until an agent can be run. The time of a task begins after that.
+ReserveAgent = Callable[[], AbstractAsyncContextManager[RunAgent]]
 
 
 @dataclass(kw_only=True)
@@ -86,7 +88,7 @@ class AgentRollout:
     sessions: SessionManager
     rules: SessionConfig  # without a seed
     settings: AgentSettings
-    run_agent: RunAgent
+    reserve_agent: ReserveAgent
     base_url: str
     http: ConnectionPool
 
@@ -110,22 +112,29 @@ class AgentRollout:
         except RolloutFailed as stop:
             return (failed_trajectory(spec, stop.failure),)
         except ApiError as error:
-            return (failed_trajectory(spec, _lost("session", str(error)).failure),)
-        endpoint = self._endpoint(spec, task, live)
-        policy = live.agent = AgentPolicy(self.sessions, live, self.run_agent, endpoint)
+            return (failed_trajectory(spec, _lost_session(str(error))),)
         try:
-            trace = await run_rollout(
+            async with self.reserve_agent() as run_agent:
+                trace = await self._play(env, live, run_agent, self._endpoint(spec, task, live))
+        finally:
+            was_open = self.sessions.close(live)
+        outcome = trace.outcome
+        if not was_open:
+            outcome = _lost_session("closed before the rollout ended")
+        return live.session.trajectories(task_id=task.id, group_id=spec.group_id, outcome=outcome)
+
+    async def _play(
+        self, env: Env, live: LiveSession, run_agent: RunAgent, endpoint: AgentEndpoint
+    ) -> RolloutTrace:
+        policy = live.agent = AgentPolicy(self.sessions, live, run_agent, endpoint)
+        try:
+            return await run_rollout(
                 scored(env, self.settings, live, self.http),
                 policy,
                 trouble=self.sessions.generate.unavailable_reason,
             )
         finally:
             await policy.stop()
-            was_open = self.sessions.close(live)
-        outcome = trace.outcome
-        if not was_open:
-            outcome = _lost("session", "closed before the rollout ended").failure
-        return live.session.trajectories(task_id=task.id, group_id=spec.group_id, outcome=outcome)
 
     def _endpoint(self, spec: RolloutSpec, task: Task, live: LiveSession) -> AgentEndpoint:
         details = getattr(self.taskset, "details", None)
@@ -153,8 +162,12 @@ def _is_lost(branch: Trajectory) -> bool:
     )
 
 
-def _lost(where: str, what: str) -> RolloutFailed:
-    return RolloutFailed("infrastructure", where, what)
+def lost_agent(what: str) -> RolloutFailed:
+    return RolloutFailed("infrastructure", "agent", what)
+
+
+def _lost_session(what: str) -> Failure:
+    return Failure(kind="infrastructure", where="session", what=what)
 
 
 class AgentPolicy:
@@ -293,66 +306,11 @@ class _Step:
             self.answers.exception()  # its request may be gone
 
 
-# --- ways to run an agent -------------------------------------------------------------------------
-
-
 async def run_at_url(server: ServerClient, endpoint: AgentEndpoint) -> None:
     """POST the rollout to a service; its response is the agent's end."""
     try:
         await server.post("", endpoint.as_json())
     except EngineUnavailableError as error:
-        raise _lost("agent", str(error)) from error
+        raise lost_agent(str(error)) from error
     except RequestRejectedError as error:
         raise RolloutFailed("world", "agent", str(error)) from error
-
-
-@dataclass
-class RolloutQueue:
-    """Rollouts of a task that wait for a worker to ask for them.
-
-    A worker that has taken one and sends no request for `idle_timeout_s` is lost."""
-
-    idle_timeout_s: float
-    _waiting: asyncio.Queue[tuple[AgentEndpoint, asyncio.Event] | None] = field(
-        default_factory=asyncio.Queue
-    )  # None: there will be no more
-    num_waiting: int = 0
-
-    async def run_agent(self, endpoint: AgentEndpoint) -> None:
-        live, taken = endpoint.session, asyncio.Event()
-        assert live.agent is not None
-        self._waiting.put_nowait((endpoint, taken))
-        self.num_waiting += 1
-        try:
-            await taken.wait()
-        except asyncio.CancelledError:
-            taken.set()  # no worker may take it any more
-            raise
-        finally:
-            self.num_waiting -= 1
-        live.touch()
-        ends = (live.agent.ended, asyncio.ensure_future(live.scored.wait()))
-        try:
-            while not any(end.done() for end in ends):
-                if live.idle_s >= self.idle_timeout_s:
-                    raise _lost("agent", f"no request of its worker for {live.idle_s:.0f} s")
-                left_s = self.idle_timeout_s - live.idle_s
-                await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ends[1].cancel()
-
-    async def take(self, wait_s: float) -> AgentEndpoint | None:
-        """The next rollout for a worker; None if there is none within `wait_s`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while (found := await self._waiting.get()) is not None:
-                    endpoint, taken = found
-                    if not taken.is_set():
-                        taken.set()
-                        return endpoint
-                self._waiting.put_nowait(None)  # for those who wait too
-        return None
-
-    def close(self) -> None:
-        """Workers that wait for a rollout are told that there is none."""
-        self._waiting.put_nowait(None)

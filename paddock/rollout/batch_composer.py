@@ -34,7 +34,8 @@ class BatchContext:
     update: int  # first update of the batch
     version: int  # weight version that engines serve
     task_weights: Mapping[str, float]
-    groups_taken: Mapping[str, int]  # by task, in batches since these weights hold
+    taken: Mapping[str, float]  # by task, in batches since these weights hold
+    costs: Mapping[str, float] | None = None  # what a group adds to `taken`; None: 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def tasks_to_issue(
     available = Counter(group.task for group in live)
     tasks = []
     for task in next_tasks(
-        context.task_weights, context.groups_taken, settings.groups_per_batch * ahead
+        context.task_weights, context.taken, settings.groups_per_batch * ahead, context.costs
     ):
         if available[task] > 0:
             available[task] -= 1
@@ -112,20 +113,21 @@ def compose_batch(
     """The next batch, or what it waits for. No group of `live` may be stale."""
     started = [group for group in live if group.oldest_version is not None]
     chosen = groups_due(started, context, settings) if settings.on_stale == "wait" else []
-    taken = Counter(context.groups_taken)
-    taken.update(group.task for group in chosen)
+    costs = context.costs or dict.fromkeys(context.task_weights, 1)
+    taken = defaultdict[str, float](float, context.taken)
+    for group in chosen:
+        taken[group.task] += costs.get(group.task, 0)
     candidates = _candidates(started, chosen, settings)
     allowed = groups_allowed(live, context, settings, started_only=True)
     missing: Counter[str] = Counter()
     while len(chosen) + missing.total() < settings.groups_per_batch:
-        task = next_task(
-            context.task_weights, taken, context.task_weights if allowed > 0 else candidates
-        )
+        among = context.task_weights if allowed > 0 else candidates
+        task = next_task(context.task_weights, taken, among, costs)
         if task is None:  # no group of a task with weight can come
             task = min(candidates, key=lambda name: candidates[name][0].ordinal, default=None)
         if task is None:
             return BatchIncomplete((), {})
-        taken[task] += 1
+        taken[task] += costs.get(task, 0)
         if task not in candidates:
             missing[task] += 1
             allowed -= 1

@@ -45,7 +45,6 @@ from paddock.http import (
 from paddock.http import to_api_error as http_to_api_error
 from paddock.records import ApiError, json_codec
 from paddock.rollout.agent_routes import AgentRoutes
-from paddock.rollout.agents import RolloutQueue
 from paddock.rollout.atif import to_atif
 from paddock.rollout.client import EngineUnavailableError, RequestRejectedError
 from paddock.rollout.gateway_access import AGENT_BASES, SESSION_PATH, GatewayAccess
@@ -56,6 +55,7 @@ from paddock.rollout.gateway_requests import (
     parse_outcome,
     session_config,
 )
+from paddock.rollout.rollout_queue import RolloutQueue
 from paddock.rollout.session_manager import (
     ClientConversation,
     GatewaySettings,
@@ -72,6 +72,7 @@ __all__ = [
     "GatewayAccess",
     "GatewaySettings",
     "LiveSession",
+    "RolloutQueue",
     "SessionConfig",
     "SessionManager",
     "build_gateway",

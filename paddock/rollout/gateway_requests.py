@@ -9,6 +9,7 @@ from paddock.api import (
     SamplingFields,
     ThinkingOptions,
     from_template_kwargs,
+    parse_response_format,
     parse_sampling_params,
 )
 from paddock.config import ConfigError, Recipe, resolve
@@ -25,6 +26,7 @@ class SessionBody(SamplingFields):
 
     id: str | None = None
     max_tokens: int | None = None
+    response_format: dict[str, Any] | None = None  # of every reply
     matcher: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
@@ -60,7 +62,7 @@ def session_config(body: SessionBody, own: SessionConfig) -> SessionConfig:
         body,
         max_new_tokens=limit,
         defaults=own.sampling_params,
-        grammar=own.sampling_params.grammar,
+        grammar=parse_response_format(body.response_format) or own.sampling_params.grammar,
         thinking_budget=own.sampling_params.thinking_budget,
     )
     options = from_template_kwargs(body.chat_template_kwargs).with_fallback(

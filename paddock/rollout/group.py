@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
-from paddock.records import Failure, Outcome, Trajectory
+from paddock.records import Failure, Outcome, Trajectory, Verdict
 from paddock.rollout.settings import TaskSettings
 from paddock.rollout.task_schedule import RolloutSpec
 
@@ -49,16 +50,29 @@ GroupFilterFn = Callable[[RolloutGroup], str]  # why a group is not trained; emp
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """One task of a run: how to run a rollout, its settings, and which groups are filtered."""
+    """One task of a run: how to run a rollout, its settings, and which groups are filtered.
+
+    With `num_prompts`, the numbers n, n + num_prompts, ... are one prompt.
+    """
 
     rollout_fn: RolloutFn
     settings: TaskSettings
     group_filter: GroupFilterFn = lambda _: ""
+    num_prompts: int | None = None
 
 
 def oldest_version(branches: Iterable[Trajectory]) -> int | None:
     versions = [branch.oldest_version for branch in branches]
     return min((version for version in versions if version is not None), default=None)
+
+
+def group_rewards(outcomes: Sequence[Outcome]) -> list[float]:
+    """Rewards of a group: -inf for a failure of the policy, nothing for another failure."""
+    return [
+        outcome.reward if isinstance(outcome, Verdict) else -inf
+        for outcome in outcomes
+        if isinstance(outcome, Verdict) or outcome.is_policy_failure
+    ]
 
 
 def group_failure_reason(outcomes: Sequence[Outcome]) -> str:

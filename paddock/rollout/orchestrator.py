@@ -24,9 +24,17 @@ from paddock.rollout.batch_composer import (
 )
 from paddock.rollout.deterministic import RequestBarrier
 from paddock.rollout.executor import ActiveRollout, RolloutExecutor
-from paddock.rollout.group import RolloutGroup, TaskSpec, group_failure_reason, oldest_version
+from paddock.rollout.group import (
+    RolloutGroup,
+    TaskSpec,
+    group_failure_reason,
+    group_rewards,
+    oldest_version,
+)
 from paddock.rollout.in_flight import GroupInFlight
+from paddock.rollout.prompt_weights import PromptWeights
 from paddock.rollout.settings import RolloutSettings
+from paddock.rollout.task_costs import TaskCosts
 from paddock.rollout.task_health import STALE, RunAbortedError, TaskHealthMonitor
 from paddock.rollout.task_mixture import TaskMixture
 
@@ -72,9 +80,9 @@ class Orchestrator:
         self._groups: dict[int, GroupInFlight] = {}  # live groups, in order of issue
         self._numbers: Counter[str] = Counter()  # next group number of each task
         self._ordinal = 0
-        self._taken: Counter[str] = Counter()  # groups in batches since the current weights hold
-        self._taken_since = 0
+        self._costs = TaskCosts(ledger, settings.ratio_unit)
         self._health = self._new_health_monitor()
+        self._prompt_weights = {name: self._new_weights(name) for name in tasks}
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -92,17 +100,14 @@ class Orchestrator:
         return sum(len(group.queued) for group in groups if task in (None, group.record.task))
 
     def batch_context(self) -> BatchContext:
-        weights, since = (
-            self.task_mixture.weights(self.next_update),
-            self.task_mixture.effective_since(self.next_update),
-        )
-        if since != self._taken_since:
-            self._taken, self._taken_since = Counter(), since
+        weights = self.task_mixture.weights(self.next_update)
+        self._costs.count_from(self.task_mixture.effective_since(self.next_update))
         return BatchContext(
             update=self.next_update,
             version=self.version,
             task_weights=weights,
-            groups_taken=dict(self._taken),
+            taken=dict(self._costs.taken),
+            costs=self._costs.per_group(weights),
         )
 
     # -- events ----------------------------------------------------------------------------------
@@ -119,15 +124,16 @@ class Orchestrator:
         self.ledger.set_metadata("seed", self._seed)
         self.next_update = self.current_update = self.version = updates
         self.task_mixture.resume(updates)
-        self._taken_since = self.task_mixture.effective_since(updates)
         records = self.ledger.groups()
+        self._costs.resume(records, self.task_mixture.effective_since(updates))
         self._ordinal = 1 + max((record.ordinal for record in records), default=-1)
         self._numbers = Counter()
-        self._taken = Counter(
-            r.task for r in records if r.trained is not None and r.trained >= self._taken_since
-        )
         self._health = self._new_health_monitor()
         self._health.restore(record for record in records if record.status != "in flight")
+        self._prompt_weights = {name: self._new_weights(name) for name in self.tasks}
+        if any(self._prompt_weights.values()):
+            for ended in self.ledger.ended_rewards():
+                self._record_rewards(*ended)
         for record in records:
             self._numbers[record.task] = max(self._numbers[record.task], record.number + 1)
             if record.status in ("in flight", "finished"):
@@ -136,13 +142,14 @@ class Orchestrator:
     def take_batch(self, ready: BatchReady) -> list[GroupRecord]:
         """Hand the groups of a batch to the trainer."""
         taken = [self._groups.pop(ordinal).record for ordinal in ready.ordinals]
-        self._taken.update(record.task for record in taken)
+        self._costs.take(taken)
         return taken
 
     def put_task(self, name: str, spec: TaskSpec) -> None:
         """Add a task, without a ratio yet, or change how its next rollouts are run."""
         self.tasks[name] = spec
         self._health.watch(name, spec.settings)
+        self._prompt_weights.setdefault(name, self._new_weights(name))
         self.task_mixture.add_task(name)
 
     def set_ratios(self, ratios: Mapping[str, float]) -> None:
@@ -203,9 +210,12 @@ class Orchestrator:
     # -- issuing ---------------------------------------------------------------------------------
 
     def _issue(self, tasks: Sequence[str]) -> None:
-        records = []
+        records, skipped = [], []
         for task in tasks:
-            size = self.tasks[task].settings.group_size
+            size, weights = self.tasks[task].settings.group_size, self._prompt_weights[task]
+            while weights is not None and not weights.is_drawn(self._numbers[task]):
+                skipped.append((task, self._numbers[task]))
+                self._numbers[task] += 1
             record = GroupRecord(
                 ordinal=self._ordinal,
                 task=task,
@@ -219,7 +229,7 @@ class Orchestrator:
             queued = list(reversed(range(size)))
             self._groups[record.ordinal] = GroupInFlight(record=record, queued=queued)
         if records:
-            self.ledger.issue(records)
+            self.ledger.issue(records, skipped)
 
     def _probes(self, live_groups: Sequence[LiveGroup]) -> list[str]:
         """Disabled tasks that are due for a retry: one group each."""
@@ -289,7 +299,10 @@ class Orchestrator:
             return
         group.note_version(oldest_version(branches))
         group.done[run.spec.member] = branches
-        self.ledger.record_rollout(group.record.ordinal, run.spec.member, branches)
+        seconds = None
+        if self.settings.ratio_unit == "seconds":
+            seconds = asyncio.get_running_loop().time() - run.started
+        self.ledger.record_rollout(group.record.ordinal, run.spec.member, branches, seconds)
         if group.is_done:
             self._end(group)
             self.dispatch()
@@ -307,6 +320,7 @@ class Orchestrator:
         if rollouts.oldest_version is not None:
             # Until now the version at its start; its tokens may be of newer ones.
             group.oldest_version = rollouts.oldest_version
+        self._record_rewards(record.task, record.number, group_rewards(rollouts.outcomes))
         reason = group_failure_reason(rollouts.outcomes)
         if not reason and is_stale(self.settings, group.oldest_version, self.next_update):
             self._drop(group)
@@ -349,6 +363,21 @@ class Orchestrator:
         ):  # only an engine that serves old weights can cause this
             self._log_event("group_stale", group=record.ordinal, task=record.task, why=reason)
             self._update_task_health(record.task, "failed", reason)
+
+    def _record_rewards(self, task: str, number: int, rewards: Sequence[float]) -> None:
+        """Update the running pass rate of a prompt."""
+        if (weights := self._prompt_weights.get(task)) is not None:
+            weights.record(number, rewards)
+
+    def _new_weights(self, task: str) -> PromptWeights | None:
+        spec = self.tasks[task]
+        if spec.settings.prompt_weights is None or spec.num_prompts is None:
+            return None
+        return PromptWeights(
+            spec.settings.prompt_weights,
+            num_prompts=spec.num_prompts,
+            key=f"{self._seed}\0{task}",
+        )
 
     def _new_health_monitor(self) -> TaskHealthMonitor:
         return TaskHealthMonitor({name: task.settings for name, task in self.tasks.items()})

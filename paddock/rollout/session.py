@@ -9,7 +9,7 @@ rewrites its history (reasoning cleared by a new user message).
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paddock.records import Completion, Message, Outcome, ToolSpec, Trajectory
 from paddock.rollout.client import as_int32_array
@@ -158,8 +158,13 @@ class Session:
             thinking=found.thinking,
         )
 
-    def record(self, prompt: TurnPrompt, completion: Completion, reply: Message) -> TurnNode | None:
-        """Record a turn that its client has received. A completion without tokens is ignored."""
+    def record(
+        self, prompt: TurnPrompt, completion: Completion, reply: Message, *, stop: str = ""
+    ) -> TurnNode | None:
+        """Record a turn that its client has received. A completion without tokens is ignored.
+
+        `stop` is the stop string that ended it: sampled, but no part of `reply`. A client may put
+        it there again."""
         if not completion.token_ids:
             return None
         matched = split_reasoning(reply)  # as it will be matched
@@ -181,6 +186,9 @@ class Session:
         self.tree.add(node)
         # Of equal replies a client continues the newest.
         self._by_key[node.key] = node
+        if stop:
+            restored = replace(matched, content=matched.content + stop)
+            self._by_key[chain_digest(self.matcher.key(restored), prompt.key)] = node
         self.tools = prompt.tools
         return node
 

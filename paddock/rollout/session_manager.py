@@ -307,7 +307,10 @@ class TurnInProgress:
 
     def _record(self, reply: Message) -> None:
         assert self.output is not None
-        self.session.session.record(self.prompt, self.output.completion, reply)
+        stop = self.output.matched_stop
+        self.session.session.record(
+            self.prompt, self.output.completion, reply, stop=stop if isinstance(stop, str) else ""
+        )
 
     async def _deltas(self) -> AsyncGenerator[OutputDelta, None]:
         generate = self.sessions.generate
@@ -330,10 +333,9 @@ async def begin_turn(
     sessions.check_concurrency(live)
     number, live.turns_started = live.turns_started, live.turns_started + 1
     sampling = live.rules.apply(chat_request.sampling, number)
-    context_length = sessions.settings.context_length
-    if chat_request.must_call:  # a grammar is for text, not for the forced tool call
-        sampling = replace(sampling, grammar=None)
-    if context_length is not None:
+    if chat_request.must_call and live.rules.sampling_params.grammar is None:
+        sampling = replace(sampling, grammar=None)  # of the agent: for text, not for a forced call
+    if (context_length := sessions.settings.context_length) is not None:
         limited = replace(chat_request, sampling=sampling, fits_context=True)
         sampling = fit_to_context(limited, len(prompt.prompt), context_length)
     request = InferenceRequest(
@@ -367,7 +369,9 @@ async def _build_visible_prompt(
     )
     if unchanged:
         live.remember_messages(sent, found.history)
-    forced = chat_request.tool_call_prefix(session.renderer.tokenizer)
+    forced: tuple[int, ...] = ()
+    if live.rules.sampling_params.grammar is None:  # else it says what a reply is
+        forced = chat_request.tool_call_prefix(session.renderer.tokenizer)
     if found.num_chars > TOKENIZE_IN_THREAD_CHARS:
         return await asyncio.to_thread(session.build_prompt, found, forced)
     return session.build_prompt(found, forced)
@@ -376,11 +380,7 @@ async def _build_visible_prompt(
 def _reject_unsupported(chat_request: ChatRequest) -> None:
     """Reject parameters that sessions do not support, since they own their tokens."""
     wrong: Sequence[tuple[bool, str, str]] = (
-        (
-            chat_request.prompt_ids is not None,
-            "input_ids",
-            "not supported: a session has its own tokens",
-        ),
+        (chat_request.prompt_ids is not None, "input_ids", "a session has its own tokens"),
         (
             chat_request.continues,
             "continue_final_message",

@@ -1,11 +1,20 @@
 """Rollout settings: batch size, staleness, weight sync, concurrency; limits and agent per task."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from paddock.config import BaseSettings, NonNegativeWeight
 from paddock.rollout.context_management import ContextSettings
+
+RatioUnit = Literal["groups", "tokens", "seconds"]
 
 
 class RolloutSettings(BaseSettings):
@@ -32,6 +41,9 @@ weights are synced every 4 updates [type=value_error, input_value={'sync_weights
     on_stale: Literal["wait", "drop"] = "wait"
     # wait: the trainer waits for groups that would become too stale; nothing is dropped
     # drop: groups whose oldest token is too stale are dropped and replaced
+    # What task ratios are shares of: trained groups, their sampled tokens, or the seconds their
+    # rollouts took.
+    ratio_unit: RatioUnit = "groups"
     order: Literal["oldest_first", "in_order"] = "oldest_first"
     # oldest_first: a batch takes finished groups first; in_order: groups by their number
     updates_per_batch: PositiveInt = 1
@@ -54,6 +66,8 @@ weights are synced every 4 updates [type=value_error, input_value={'sync_weights
             )
         if self.deterministic and (self.order != "in_order" or self.on_stale != "wait"):
             raise ValueError('\'deterministic\' needs order = "in_order" and on_stale = "wait"')
+        if self.deterministic and self.ratio_unit == "seconds":
+            raise ValueError("'deterministic' excludes ratio_unit = \"seconds\", which vary")
         if self.min_concurrent > self.max_concurrent:
             raise ValueError(
                 f"'min_concurrent' {self.min_concurrent} exceeds"
@@ -67,10 +81,20 @@ weights are synced every 4 updates [type=value_error, input_value={'sync_weights
         return self.pipeline_depth == 0 or self.max_staleness < self.updates_per_batch
 
 
+class PromptWeightSettings(BaseSettings):
+    """How often a prompt is drawn, by its running pass rate; see prompt_weights.py."""
+
+    min_weight: Annotated[float, Field(gt=0, le=1)] = 0.1  # of a prompt always or never solved
+    momentum: Annotated[float, Field(ge=0, lt=1)] = (
+        0.25  # of the running pass rate: prompts are seen seldom
+    )
+    pass_reward: FiniteFloat = 1.0  # lowest reward of a rollout that passes
+
+
 class TaskSettings(BaseSettings):
     """Settings of one task of a run."""
 
-    ratio: NonNegativeWeight = 1.0  # share of trained groups, relative to the other tasks
+    ratio: NonNegativeWeight = 1.0  # share of `ratio_unit`, relative to the other tasks
     group_size: PositiveInt = 8
     max_concurrent: PositiveInt | None = None  # running rollouts of this task
     attempt_timeout_s: PositiveFloat = 600.0  # after which a rollout is cancelled
@@ -78,6 +102,7 @@ class TaskSettings(BaseSettings):
     max_consecutive_filtered: PositiveInt = 64  # groups, before the task is disabled
     required: bool = False  # abort the run instead of disabling the task
     context_management: ContextSettings = ContextSettings()
+    prompt_weights: PromptWeightSettings | None = None  # None: every prompt equally often
 
 
 class AgentSettings(BaseSettings):

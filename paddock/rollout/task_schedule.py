@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from statistics import fmean
 
 from paddock.records import SamplingParams
 
@@ -43,9 +44,14 @@ class RolloutSpec:
 
 
 def next_task(
-    weights: Mapping[str, float], taken: Mapping[str, int], among: Collection[str]
+    weights: Mapping[str, float],
+    taken: Mapping[str, float],
+    among: Collection[str],
+    costs: Mapping[str, float] | None = None,
 ) -> str | None:
     """The task furthest behind its weight, the first of equals; None if no task of `among` has one.
+
+    `taken` counts groups, or whatever `costs` says that a group of each task counts.
 
     >>> weights, taken = {"math": 0.5, "code": 0.25, "search": 0.25}, {}
     >>> for _ in range(8):
@@ -55,7 +61,8 @@ def next_task(
     {'math': 4, 'code': 2, 'search': 2}
     """
     whole = sum(weights.values())
-    done = sum(taken.get(task, 0) for task in weights) + 1
+    step = fmean(costs[task] for task in weights) if costs else 1
+    done = sum(taken.get(task, 0) for task in weights) + step
     best, behind = None, float("-inf")
     for task, weight in weights.items():
         lack = done * weight / whole - taken.get(task, 0) if weight > 0 else float("-inf")
@@ -64,24 +71,35 @@ def next_task(
     return best
 
 
-def next_tasks(weights: Mapping[str, float], taken: Mapping[str, int], count: int) -> Sequence[str]:
+def next_tasks(
+    weights: Mapping[str, float],
+    taken: Mapping[str, float],
+    count: int,
+    costs: Mapping[str, float] | None = None,
+) -> Sequence[str]:
     """The next `count` tasks in order.
 
     >>> next_tasks({"a": 2.0, "b": 1.0}, {}, 6)
     ('a', 'b', 'a', 'a', 'b', 'a')
+    >>> next_tasks({"a": 1.0, "b": 1.0}, {}, 6, costs={"a": 1.0, "b": 4.0})
+    ('a', 'a', 'a', 'b', 'a', 'a')
     """
-    return _next_tasks(tuple(weights.items()), tuple(sorted(taken.items())), count)
+    each = tuple((costs or dict.fromkeys(weights, 1)).items())
+    return _next_tasks(tuple(weights.items()), tuple(sorted(taken.items())), each, count)
 
 
 @lru_cache(maxsize=16)  # called repeatedly between batches
 def _next_tasks(
-    weights: tuple[tuple[str, float], ...], taken: tuple[tuple[str, int], ...], count: int
+    weights: tuple[tuple[str, float], ...],
+    taken: tuple[tuple[str, float], ...],
+    costs: tuple[tuple[str, float], ...],
+    count: int,
 ) -> Sequence[str]:
-    shares, filled, found = dict(weights), dict(taken), []
+    shares, filled, cost_of, found = dict(weights), dict(taken), dict(costs), []
     for _ in range(count):
-        task = next_task(shares, filled, shares)
+        task = next_task(shares, filled, shares, cost_of)
         if task is None:
             break
-        filled[task] = filled.get(task, 0) + 1
+        filled[task] = filled.get(task, 0) + cost_of[task]
         found.append(task)
     return tuple(found)

@@ -7,11 +7,13 @@ D width.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
 
-from paddock.data import Corpus, LongContextExample, Tokenizer, iterate_once
+from paddock.data import Corpus, LongContextExample, PackedBatch, Tokenizer, iterate_once
 from paddock.kernels.linear_cross_entropy import linear_cross_entropy
 from paddock.model import AttentionMetadata, AuxRequest, DecoderLayer, TopKSelection, Transformer
 from paddock.model import attention as model_attention
@@ -102,14 +104,14 @@ def measure_mtp_acceptance(
 
 @torch.no_grad()
 def mtp_acceptance_rates(
-    network: Transformer, batches: Iterable[MicroBatch], depths: int
+    network: Transformer, batches: Iterable[MicroBatch], depths: int, *, dense: bool = True
 ) -> list[float]:
-    """As `measure_mtp_acceptance`, over given micro batches."""
+    """As `measure_mtp_acceptance`, over the targets of given micro batches."""
     accepted, drafted = [0] * depths, [0] * depths
     for batch in batches:
-        step = network.make_context(batch.attn_metadata, aux=AuxRequest(dense=True))
+        step = network.make_context(batch.attn_metadata, aux=AuxRequest(dense=dense))
         hidden_TD = network(
-            batch.token_T, batch.attn_metadata, aux=AuxRequest(dense=True)
+            batch.token_T, batch.attn_metadata, aux=AuxRequest(dense=dense)
         ).hidden_TD
         decoded_T = network.head(hidden_TD).argmax(-1)
         # Only where the text is what the model would have decoded: elsewhere its later predictions
@@ -124,6 +126,18 @@ def mtp_acceptance_rates(
             accepted[depth - 1] += int(right_T.sum())
             alive_T = right_T & (wanted_T == batch.targets(depth + 1))
     return [hits / max(1, tries) for hits, tries in zip(accepted, drafted, strict=True)]
+
+
+def accept_length(
+    network: Transformer, batch: PackedBatch, *, micro_tokens: int | None = None
+) -> float | None:
+    """Tokens per decode step with a draft at every depth of the MTP layer, on the targets of a
+    batch with greedy decoding; None without an MTP layer."""
+    if network.config.mtp is None:
+        return None
+    micro_batches = iter_micro_batches(batch, network.embed.weight.device, micro_tokens)
+    rates = mtp_acceptance_rates(network, micro_batches, network.config.mtp.depths, dense=False)
+    return 1 + sum(accumulate(rates, mul))
 
 
 def _shifted(value_T: Tensor, metadata: AttentionMetadata, ahead: int) -> Tensor:

@@ -118,9 +118,14 @@ class MasterWeights:
             if each.parameter.requires_grad
         ]
 
-    def params_with_grad(self) -> list[Tensor]:
-        """Master weights that have a gradient."""
-        return [parameter for parameter in self.master.values() if parameter.grad is not None]
+    def params_with_grad(self, *, mtp: bool | None = None) -> list[Tensor]:
+        """Master weights that have a gradient; with `mtp` only those of the MTP layer, or all
+        others."""
+        return [
+            parameter
+            for name, parameter in self.master.items()
+            if parameter.grad is not None and mtp in (None, name.startswith("mtp."))
+        ]
 
     def accumulate_gradients(self) -> None:
         """Move the gradients of the model's copies to the master weights, adding up in float32."""

@@ -2,10 +2,10 @@
 
 An objective turns a micro batch into a loss whose gradients add up over micro batches and ranks: it
 divides by the counts of the whole batch, which are known before the first forward pass.
-T tokens, D hidden.
+T tokens, D hidden, V vocabulary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,14 +71,13 @@ class LanguageModelObjective:
         }
         parts: dict[str, Tensor] = {}
         if self.stage.language:
-            parts["loss"] = _language(network, output.hidden_TD, batch, 1) / (
-                counts.targets[0] or 1
-            )
+            total_loss = _language(network.head.weight, output.hidden_TD, batch, 1)
+            parts["loss"] = total_loss / (counts.targets[0] or 1)
         if network.mtp is not None and weights["mtp_loss"]:
             states, mtp_aux = self._mtp_states(network, output.hidden_TD, batch)
             aux.append(mtp_aux)
             if self.stage.language:
-                parts["mtp_loss"] = _mtp(network, states, batch, counts)
+                parts["mtp_loss"] = mtp_loss(network.head.weight, states, batch, counts)
         if balances := _present(each.balance_loss for each in aux):
             parts["balance_loss"] = sum_tensors(balances) / (counts.tokens * len(balances))
         if indexers := _present(each.indexer_loss for each in aux):
@@ -97,20 +96,20 @@ class LanguageModelObjective:
         return list(states), _merged(list(aux))
 
 
-def _mtp(
-    network: Transformer, states: list[Tensor], batch: MicroBatch, counts: TokenCounts
+def mtp_loss(
+    head_VD: Tensor, states: Sequence[Tensor], batch: MicroBatch, counts: TokenCounts
 ) -> Tensor:
     """Mean over depths of the loss on the token `depth + 1` ahead."""
     losses = [
-        _language(network, state_TD, batch, depth + 1) / (counts.targets[depth] or 1)
+        _language(head_VD, state_TD, batch, depth + 1) / (counts.targets[depth] or 1)
         for depth, state_TD in enumerate(states, start=1)
     ]
     return sum_tensors(losses) / len(losses)
 
 
-def _language(network: Transformer, hidden_TD: Tensor, batch: MicroBatch, ahead: int) -> Tensor:
+def _language(head_VD: Tensor, hidden_TD: Tensor, batch: MicroBatch, ahead: int) -> Tensor:
     """Weighted sum of the negative log-likelihood of the tokens `ahead` positions later."""
-    nll_T = linear_cross_entropy(hidden_TD, network.head.weight, batch.targets(ahead))
+    nll_T = linear_cross_entropy(hidden_TD, head_VD, batch.targets(ahead))
     weight_T = batch.target_weights(ahead)
     return nll_T.sum() if weight_T is None else (nll_T * weight_T).sum()
 

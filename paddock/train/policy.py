@@ -22,7 +22,7 @@ from paddock.kernels.linear_cross_entropy import token_logprobs
 from paddock.model import AttentionMetadata, Routing, TopKRouter, Transformer, config
 from paddock.records import TrainSample
 from paddock.train.micro_batch import MicroBatch, PolicyBatch, TokenCounts, iter_micro_batches
-from paddock.train.objective import Losses
+from paddock.train.objective import Losses, mtp_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,15 +66,36 @@ class TokenLossFn(Protocol):
     def __call__(self, tokens: PolicyTokens, /) -> TokenLossOutput: ...
 
 
+@dataclass(frozen=True, slots=True)
+class MTPTraining:
+    """Next-token training of the MTP layer on the sampled tokens, for speculative decoding.
+
+    Gradients stop at the trunk, the embedding and the head: the policy is not changed by it.
+    """
+
+    depths: int
+    coef: float
+
+    def loss(
+        self, network: Transformer, hidden_TD: Tensor, batch: MicroBatch, counts: TokenCounts
+    ) -> Tensor:
+        step = network.make_context(batch.attn_metadata)
+        ahead = network.mtp_forward(hidden_TD, batch.token_S, step, self.depths, detach_trunk=True)
+        states = [state_TD for state_TD, _ in ahead]
+        return mtp_loss(network.head.weight.detach(), states, batch, counts)
+
+
 class PolicyObjective:
-    """Weighted sum of a token loss over the trained tokens.
+    """Weighted sum of a token loss over the trained tokens, and the MTP loss if `mtp` is set.
 
     With `replay`, tokens go to the experts that the engine routed them to. `token_stats` counts the
     tokens that gradients come from.
     """
 
-    def __init__(self, loss: TokenLossFn, *, replay: bool = False) -> None:
-        self.loss, self.replay = loss, replay
+    def __init__(
+        self, loss: TokenLossFn, *, replay: bool = False, mtp: MTPTraining | None = None
+    ) -> None:
+        self.loss, self.replay, self.mtp = loss, replay, mtp
         self.token_stats = GradientTokenCounter()
 
     def __call__(
@@ -85,7 +106,8 @@ class PolicyObjective:
         progress: float,  # noqa: ARG002
     ) -> Losses:
         with replay_routing(network, batch, replay=self.replay) as mismatch:
-            logprob_T = compute_token_logprobs(network, batch)
+            hidden_TD = _hidden(network, batch)
+        logprob_T = _token_logprobs(network, batch, hidden_TD)
         position_N = (batch.targets(1) >= 0).nonzero().squeeze(1)
 
         def column(name: str) -> Tensor:
@@ -111,6 +133,10 @@ class PolicyObjective:
             **output.metrics,
         }.items():
             parts[name] = value_N.detach().sum() / counts.targets[0]
+        if self.mtp is not None:
+            ahead_loss = self.mtp.loss(network, hidden_TD, batch, counts)
+            total = total + self.mtp.coef * ahead_loss
+            parts["mtp_loss"] = ahead_loss.detach()
         if mismatch.recorded:
             parts["routing_mismatch"] = mismatch.mean(counts.tokens)
         return Losses(total, parts)
@@ -135,7 +161,10 @@ def compute_token_logprobs(network: Transformer, batch: MicroBatch) -> Tensor:
 
     Meaningful only where the successor is trained.
     """
-    hidden_TD = _hidden(network, batch)
+    return _token_logprobs(network, batch, _hidden(network, batch))
+
+
+def _token_logprobs(network: Transformer, batch: MicroBatch, hidden_TD: Tensor) -> Tensor:
     temperature_T = batch.shift_ahead(batch.columns["temperature"], 1, fill=1.0)
     if bool((temperature_T != 1).any()):
         # Logits are linear in the hidden state: dividing it serves every kernel.

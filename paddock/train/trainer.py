@@ -77,6 +77,7 @@ class Trainer:
     ) -> None:
         self.network, self.objective, self.settings = network, objective, settings
         self.mesh = mesh
+        self.clip_mtp_apart = False  # so that the gradient of the MTP layer scales no other
         self.weights = MasterWeights(network, mesh, DTYPES[settings.compute.dtype], fake_quant)
         self.optimizer = build_optimizer(self.weights, settings.optim)
         self._non_finite_file = non_finite_file
@@ -93,12 +94,7 @@ class Trainer:
         """
         counts = self._count_tokens(batch)
         losses = self._accumulate(batch, counts, progress)
-        norm_fn = partial(global_norm, axis=self.mesh.all_ranks)
-        norm = float(
-            clip_grad_norm_(
-                self.weights.params_with_grad(), self.settings.optim.max_grad_norm, norm_fn
-            )
-        )
+        norm = self._clip()
         self._check_finite(losses, norm, batch)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -112,6 +108,16 @@ class Trainer:
             tokens=counts.tokens,
             expert_imbalance=update_router_biases(self.network, losses.expert_loads, bias_rate),
         )
+
+    def _clip(self) -> float:
+        """Clip the gradient; its norm, that of the MTP layer left out if it is clipped apart."""
+        norm_fn = partial(global_norm, axis=self.mesh.all_ranks)
+        limit = self.settings.optim.max_grad_norm
+        if not self.clip_mtp_apart:
+            return float(clip_grad_norm_(self.weights.params_with_grad(), limit, norm_fn))
+        mtp = float(clip_grad_norm_(self.weights.params_with_grad(mtp=True), limit, norm_fn))
+        norm = float(clip_grad_norm_(self.weights.params_with_grad(mtp=False), limit, norm_fn))
+        return norm if np.isfinite(mtp) else mtp
 
     def _count_tokens(self, batch: PackedBatch) -> TokenCounts:
         """Token counts summed over all ranks."""

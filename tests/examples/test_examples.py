@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-AGENTS = {*(ROOT / "examples").glob("*_agent.py")}  # of a run: tests/rl/test_agents.py
+AGENTS = {*(ROOT / "examples").glob("*agent*.py")}  # of a run: tests/rl/test_agents.py
 
 
 @pytest.mark.slow
@@ -25,5 +25,5 @@ def test_example_runs(script, tmp_path):
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_example_is_short_and_says_how_to_run_it(script):
     text = script.read_text()
-    assert len(text.splitlines()) < 60
+    assert len(text.splitlines()) < 65
     assert f"python examples/{script.name}" in text.split('"""')[1]

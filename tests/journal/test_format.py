@@ -58,6 +58,8 @@ SCHEMA_DIGESTS = {
     "lessons": "f7b1d1e0ff28e8be",
     "run": "2a04a954b0da902f",
     "shares": "6a0afe488aea662d",
+    "rollout_seconds": "798eca2c6d932c1d",  # with "skipped", later than the others
+    "skipped": "57c0ce5fe4aee5ba",
     "updates": "27aed4825e1fa46f",
 }
 

@@ -64,6 +64,8 @@ def pull(file, name):
             else:
                 post(f"{url}/end", rollout["api_key"], {})
         except urllib.error.HTTPError as error:
+            if error.code == 410:  # the run is over
+                return
             if error.code not in (401, 409):  # the rollout was given to another worker
                 raise
 

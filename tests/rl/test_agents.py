@@ -23,11 +23,12 @@ from paddock.launch.rollouts import _worker, task_spec
 from paddock.launch.run_gateway import open_run_gateway
 from paddock.records import Failure, Verdict
 from paddock.rl.group_filter import GroupFilter
-from paddock.rollout.client import InProcessClient
 from paddock.rollout.task_schedule import RolloutSpec
 from tests.patience import PATIENCE_S
 from tests.rl.agent_script import play, post
+from tests.rl.vault_env import VaultEnv
 from tests.rl.vault_runs import RECIPE, events, numbers, recipe_in, settings_of
+from tests.rollout.replay import check_replay, log_samples
 from tests.serve.live import listening
 
 ROOT = Path(__file__).parents[2]
@@ -43,28 +44,6 @@ def run_with(folder, start, agent, *sets, text=RECIPE, callbacks=None):
 ASKING = RECIPE.replace('env = "vault"', 'env = "vault"\nargs.asks = 1')
 TAKE = {"wait_s": 30}
 SPECS = [RolloutSpec.derive("vault", 0, member, seed=0) for member in range(2)]
-
-
-def log_samples(monkeypatch, log):
-    """Log what the engine samples: session, prompt, completion."""
-    generate = InProcessClient.generate
-
-    async def logged(self, request):
-        output = await generate(self, request)
-        log.append((request.session_id, tuple(request.token_ids), output.completion))
-        return output
-
-    monkeypatch.setattr(InProcessClient, "generate", logged)
-
-
-def check_replay(branches, sampled):
-    """Every token of a rollout is one that the engine sampled for it, after the same tokens."""
-    for branch in branches:
-        prompt = ()
-        for turn in branch.turns:
-            prompt += turn.added_ids
-            assert (branch.session_id, prompt, turn.completion) in sampled
-            prompt += turn.completion.token_ids
 
 
 @asynccontextmanager
@@ -254,6 +233,44 @@ def test_workers_pull_rollouts_and_one_may_be_killed(start, tmp_path, posted):
         assert branches[0].outcome.note == ("by the worker" if posted else "")
 
 
+@pytest.mark.parametrize("client", ["openai", "anthropic"])
+def test_the_worker_of_the_examples_plays_rollouts_until_the_run_is_over(start, tmp_path, client):
+    async def main():
+        async with agents_of(start, tmp_path, {"pull": True}) as rollout_fn:
+            words = [ROOT / "examples/agent_worker.py", client, tmp_path / "gateway.json", "vault"]
+            worker = subprocess.Popen([sys.executable, *map(str, words)])
+            found = await asyncio.wait_for(asyncio.gather(*map(rollout_fn, SPECS)), PATIENCE_S)
+        return worker, found
+
+    worker, found = asyncio.run(main())
+    assert worker.wait(PATIENCE_S) == 0
+    assert all(isinstance(branches[0].outcome, Verdict) for branches in found)
+
+
+def test_the_time_of_a_task_begins_when_a_worker_is_there(start, tmp_path, monkeypatch):
+    resets, reset = [], VaultEnv.reset
+
+    async def noted(env):
+        resets.append(env)
+        await reset(env)
+
+    monkeypatch.setattr(VaultEnv, "reset", noted)
+
+    async def main():
+        async with agents_of(start, tmp_path, {"pull": True}) as rollout_fn:
+            running = asyncio.ensure_future(rollout_fn(SPECS[0]))
+            await asyncio.sleep(0.1)
+            early = len(resets)
+            words = [*SCRIPT.split(), "pull", str(tmp_path / "gateway.json"), "vault"]
+            worker = subprocess.Popen(words)
+            found = await asyncio.wait_for(running, PATIENCE_S)
+        return early, worker.wait(PATIENCE_S), found
+
+    early, code, (branch, *_) = asyncio.run(main())
+    assert early == 0 and len(resets) == 1 and isinstance(branch.outcome, Verdict)
+    assert code == 0, "and the worker is told that the run is over"
+
+
 def test_an_agent_behind_a_url_is_started_by_a_post(start, tmp_path):
     told = []
     app = FastAPI()
@@ -313,8 +330,7 @@ def killed_at_random_moments(start, folder, patch, *, kills, steps):
         assert list(ledger.failure_counts()) == []
     found = rollouts_of(run)
     assert len(found) == 4 * steps
-    for branches in found:
-        check_replay(branches, sampled)
+    check_replay([branch for branches in found for branch in branches], sampled)
     return len(found)
 
 

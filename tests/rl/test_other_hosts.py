@@ -8,7 +8,8 @@ import pytest
 from paddock import launch
 from paddock.journal import Ledger
 from tests.rl.hosts import ADDRESS, hosts, why_no_hosts
-from tests.rl.test_agents import ROOT, check_replay, log_samples, rollouts_of, run_with
+from tests.rl.test_agents import ROOT, rollouts_of, run_with
+from tests.rollout.replay import check_replay, log_samples
 
 WORKER = [sys.executable, str(ROOT / "tests/rl/agent_script.py"), "pull"]
 CUT_S, IDLE_S = 3.0, 1.0  # a worker behind a cut link is lost before the link is back

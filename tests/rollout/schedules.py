@@ -37,6 +37,7 @@ def schedule(n, **fixed):
     engine = Engine(delay=rng.choice(list(DELAYS.values())), seed=n)
     step_s = rng.choice([0.01, 1.0, 10.0])
     engine.eager = rng.random() < 0.5
+    settings["ratio_unit"] = rng.choice(["groups", "tokens"])
     return RolloutSettings(**{**settings, **fixed}), tasks, engine, lambda: step_s * rng.random()
 
 

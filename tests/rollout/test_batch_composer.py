@@ -57,7 +57,7 @@ def context(update, *, version=None, weights=None, taken=None):
         update=update,
         version=update if version is None else version,
         task_weights=weights or {"a": 1.0},
-        groups_taken=taken or {},
+        taken=taken or {},
     )
 
 

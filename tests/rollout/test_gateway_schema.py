@@ -3,8 +3,8 @@
 import pytest
 from schemathesis import GenerationMode
 
-from paddock.rollout.agents import RolloutQueue
 from paddock.rollout.gateway import build_gateway
+from paddock.rollout.rollout_queue import RolloutQueue
 from paddock.rollout.session_manager import GatewaySettings, SessionManager
 from tests.rollout.agents import HTTP, ChatAgent, SessionEndpoint
 from tests.rollout.engines import RandomEngine, renderer

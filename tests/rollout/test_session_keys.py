@@ -186,7 +186,9 @@ async def agents_by(play):
                 sessions=sessions,
                 rules=SessionConfig(),
                 settings=AgentSettings(url=f"{where}/start", posted_verdict=True),
-                run_agent=partial(run_at_url, ServerClient(f"{where}/start", http)),
+                reserve_agent=lambda: nullcontext(
+                    partial(run_at_url, ServerClient(f"{where}/start", http))
+                ),
                 base_url=url,
                 http=http,
             ),

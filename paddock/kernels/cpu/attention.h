@@ -6,7 +6,6 @@
 #include "attention_block.h"
 
 constexpr long SPLIT = 1024;        // keys of a task
-constexpr long LINE = 64;           // bytes of the cache
 
 struct Pages {
   const int64_t* page;  // of one sequence
@@ -130,12 +129,12 @@ template <class T> class Attention {
     }
   }
 
-  // Calls attend(g, keys, values, n, from, to, selected) for every block of keys that some row attends to.
+  // Calls attend(g, block, next, n, from, to, selected) for every block of keys that some row attends to.
   template <class F> void for_blocks(const Task& t, F attend) const {
     thread_local std::vector<uint64_t> bits;
     if (selection.index) selected_bits(t, bits);
     int rows = rows_of(t), from[MAX_ROWS], to[MAX_ROWS];
-    const T *keys[KEYS], *values[KEYS];
+    Block<T> block, next;
     int64_t slot[2 * KEYS];  // of this block and of the next
     uint64_t selected[MAX_ROWS];
     long past = s.keys[t.b] - s.queries[t.b] + t.query, words = s.keys[t.b] / KEYS + 1, heads = heads_of(t);
@@ -156,18 +155,22 @@ template <class T> class Attention {
       }
       int both = (int)std::min<long>(rows > FEW_ROWS ? n : 2 * KEYS, last - k0);
       pages.slots(k0, both, slot);
-      for (int k = n; k < both; k++) prefetch(t, slot[k]);
+      find(slot, n, t.g, block);
       for (long g = t.g; g < t.g + t.heads; g++) {
-        for (int k = 0; k < n; k++) keys[k] = key.row(slot[k], g), values[k] = value.row(slot[k], g);
-        attend(g, keys, values, n, from, to, selection.index ? selected : nullptr);
+        bool last_head = g + 1 == t.g + t.heads, more = rows <= FEW_ROWS && (!last_head || both > n);
+        if (more && !last_head) find(slot, n, g + 1, next);
+        if (more && last_head) find(slot + n, both - n, t.g, next);
+        attend(g, block, more ? &next : nullptr, n, from, to, selection.index ? selected : nullptr);
+        if (!last_head) more ? (void)(block = next) : find(slot, n, g + 1, block);
       }
     }
   }
-  // Pages are anywhere: nobody but us knows which lines come next.
-  void prefetch(const Task& t, int64_t slot) const {
-    constexpr long STEP = LINE / (long)sizeof(T);
-    for (long d = 0; d < t.heads * a.D; d += STEP) __builtin_prefetch(key.row(slot, t.g) + d);
-    for (long d = 0; d < t.heads * a.V; d += STEP) __builtin_prefetch(value.row(slot, t.g) + d);
+  // The keys and values in n slots; the last one stands for those that a block lacks.
+  void find(const int64_t* slot, int n, long g, Block<T>& block) const {
+    for (int k = 0; k < KEYS; k++) {
+      int64_t at = slot[std::min(k, n - 1)];
+      block.key[k] = key.row(at, g), block.value[k] = value.row(at, g);
+    }
   }
 
   void attend(const Task& t) {
@@ -183,7 +186,7 @@ template <class T> class Attention {
     for (long i = 0; i < t.heads; i++) of_heads[i].reset(a, rows);
     if (!attend_by_tiles(t, of_heads[0], query(t.g))) {
       for (long i = 0; i < t.heads; i++) of_heads[i].template take_queries<T>(a, rows, query(t.g + i));
-      for_blocks(t, [&](long g, auto... block) { attend_block<T>(of_heads[g - t.g], rows, a, block...); });
+      for_blocks(t, [&](long g, auto&&... block) { attend_block<T>(of_heads[g - t.g], rows, a, block...); });
     }
     for (long g = t.g; g < t.g + t.heads; g++)
       for (int r = 0; r < rows; r++) leave(t, g, r, of_heads[g - t.g]);
@@ -196,8 +199,8 @@ template <class T> class Attention {
         thread_local AmxRows amx;
         Tiles shape(AMX_ROWS);
         amx.take_queries(rows, a.D, query);
-        for_blocks(t, [&](long, auto... block) {
-          amx_block(amx, rows, a.D, a.V, a.scale, key.ld, block..., mine.top, mine.total, mine.out.data());
+        for_blocks(t, [&](long, const Block<T>& block, const Block<T>*, auto... seen) {
+          amx_block(amx, rows, a.D, a.V, a.scale, key.ld, block.key, block.value, seen..., mine.top, mine.total, mine.out.data());
         });
         for (int r = 0; r < rows; r++) mine.top[r] *= 0.693147181f;  // was a power of two
         return true;

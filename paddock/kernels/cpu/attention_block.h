@@ -11,15 +11,24 @@ constexpr int MAX_ROWS = 48;        // of a task
 
 struct AttentionShape { long H, G, D, V; float scale; long window; };
 
-// acc[r][v] += sum_k p[r, k] * value[k][v] over rows of values that lie apart
+// Where the keys and values of a block lie.
+template <class T> struct Block { const T *key[KEYS], *value[KEYS]; };
+
+// Asks for a row of `dims` that is read soon: pages are anywhere, nobody but us knows which lines come next.
+template <class T> inline void prefetch_row(const T* row, long dims) {
+  for (long d = 0; d < dims; d += 64 / sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+}
+
+// acc[r][v] += sum_k p[r, k] * value[k][v] over rows of values that lie apart; asks for those of `next` meanwhile
 template <int R, int C, class T>
-inline void weigh(const float* p, const T* const* value, long col, int some, int n, float* out, long ldo) {
+inline void weigh(const float* p, const T* const* value, long col, int some, int n, const T* const* next, float* out, long ldo) {
   vec acc[R][C];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < C; v++) acc[r][v] = load(out + r * ldo + col + v * LANES);
   for (int k = 0; k < n; k++) {
+    if (next) prefetch_row(next[k] + col, C > 1 ? C * LANES : some);
     vec b[C];
-    for (int v = 0; v < C; v++) b[v] = C > 1 ? load(value[k] + col + v * LANES) : load_some(value[k] + col, some);
+    for (int v = 0; v < C; v++) b[v] = C > 1 ? load(value[k] + col + v * LANES) : load_some(value[k] + col, some), keep(b[v]);
     for (int r = 0; r < R; r++) {
       vec a = splat(p[r * KEYS + k]);
       for (int v = 0; v < C; v++) acc[r][v] += a * b[v];
@@ -35,7 +44,7 @@ template <int R> inline void pair_dots(const bf16* q, long D, const bf16* const*
   vec acc[R][4] = {};
   for (long d = 0; d < D; d += 2 * LANES) {
     __m512bh k[4];
-    for (int j = 0; j < 4; j++) k[j] = (__m512bh)_mm512_loadu_si512(key[j] + d);
+    for (int j = 0; j < 4; j++) k[j] = (__m512bh)_mm512_loadu_si512(key[j] + d), keep(k[j]);
     for (int r = 0; r < R; r++) {
       __m512bh a = (__m512bh)_mm512_loadu_si512(q + r * D + d);
       for (int j = 0; j < 4; j++) acc[r][j] = (vec)_mm512_dpbf16_ps((__m512)acc[r][j], a, k[j]);
@@ -49,7 +58,7 @@ template <int R> inline void pair_dots(const bf16* q, long D, const bf16* const*
 
 // acc[r][v] += sum_k p[r, k] * value[k][v] for 64 dims, two keys at a time; p in bfloat16
 template <int R>
-inline void pair_weigh(const bf16* p, const bf16* const* value, long col, int n, float* out, long ldo) {
+inline void pair_weigh(const bf16* p, const bf16* const* value, long col, int n, const bf16* const* next, float* out, long ldo) {
   __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   __m512i first_dims = _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(32)), 16));
   __m512i last_dims = _mm512_add_epi16(first_dims, _mm512_set1_epi16(16));
@@ -59,6 +68,7 @@ inline void pair_weigh(const bf16* p, const bf16* const* value, long col, int n,
   static const bf16 NOTHING[4 * LANES] = {};
   for (int k = 0; k < n; k += 2) {
     const bf16 *even = value[k] + col, *odd = k + 1 < n ? value[k + 1] + col : NOTHING;
+    if (next) prefetch_row(next[k] + col, 4 * LANES), prefetch_row(next[k + 1] + col, 4 * LANES);
     __m512bh b[4];
 #pragma GCC unroll 2
     for (int v = 0; v < 2; v++) {
@@ -117,17 +127,23 @@ struct Rows {
   }
 };
 
+// Calls dots(four, j) for four keys from j on at a time, of n, and asks for those of `next` meanwhile.
+template <class T, class F> inline void by_fours(const T* const* key, int n, long D, const T* const* next, F dots) {
+  const T* four[4];
+  for (int j = 0; j < n; j += 4) {
+    for (int i = 0; next && i < 4; i++) prefetch_row(next[j + i], D);
+    for (int i = 0; i < 4; i++) four[i] = key[std::min(j + i, n - 1)];
+    dots(four, j);
+  }
+}
+
 // scores[r][k] = q[r] . key[k] for n keys; rows of scores have KEYS columns
 template <class T>
-void key_dots(const float* q, int rows, long D, const T* const* key, int n, float* key_T, float* scores) {
-  if (rows <= FEW_ROWS) {
-    const T* four[4];
-    for (int j = 0; j < n; j += 4) {
-      for (int i = 0; i < 4; i++) four[i] = key[std::min(j + i, n - 1)];
+void key_dots(const float* q, int rows, long D, const T* const* key, int n, float* key_T, float* scores, const T* const* next = nullptr) {
+  if (rows <= FEW_ROWS)
+    return by_fours(key, n, D, next, [&](const T* const* four, int j) {
       by_rows(rows, [&](auto R, long r) { dots<R>(q + r * padded(D), D, four, scores + r * KEYS + j, KEYS); });
-    }
-    return;
-  }
+    });
   for (int k = 0; k < n; k += LANES)
     for (long d = 0; d < D; d += LANES) {
       vec tile[LANES] = {};
@@ -145,19 +161,21 @@ void key_dots(const float* q, int rows, long D, const T* const* key, int n, floa
     });
 }
 
+// `next` is the block read after this one, or null.
 template <class T>
-void attend_block(Rows& s, int rows, const AttentionShape& a, const T* const* key, const T* const* value, int n,
+void attend_block(Rows& s, int rows, const AttentionShape& a, const Block<T>& block, const Block<T>* next, int n,
                   const int* seen_from, const int* seen_to, const uint64_t* selected) {
+  const T *const *key = block.key, *const *value = block.value;
+  const T *const *next_key = next ? next->key : nullptr, *const *next_value = next ? next->value : nullptr;
   bool pairs = in_pairs<T>(rows, a.D, a.V);
 #if defined(__AVX512BF16__)
   if constexpr (sizeof(T) == 2)
-    for (int j = 0; pairs && j < n; j += 4) {
-      const bf16* four[4];
-      for (int i = 0; i < 4; i++) four[i] = key[std::min(j + i, n - 1)];
-      by_rows(rows, [&](auto R, long r) { pair_dots<R>(s.q_half.data() + r * a.D, a.D, four, s.scores.data() + r * KEYS + j); });
-    }
+    if (pairs)
+      by_fours(key, n, a.D, next_key, [&](const bf16* const* four, int j) {
+        by_rows(rows, [&](auto R, long r) { pair_dots<R>(s.q_half.data() + r * a.D, a.D, four, s.scores.data() + r * KEYS + j); });
+      });
 #endif
-  if (!pairs) key_dots(s.q.data(), rows, a.D, key, n, s.key_T.data(), s.scores.data());
+  if (!pairs) key_dots(s.q.data(), rows, a.D, key, n, s.key_T.data(), s.scores.data(), next_key);
   float scale = pairs ? a.scale : 1.0f;  // else the queries are scaled
   long V = padded(a.V);
   for (int r = 0; r < rows; r++) {
@@ -195,12 +213,13 @@ void attend_block(Rows& s, int rows, const AttentionShape& a, const T* const* ke
 #if defined(__AVX512BF16__)
   if constexpr (sizeof(T) == 2)
     for (; pairs && col < a.V; col += 4 * LANES)
-      by_rows(rows, [&](auto R, long r) { pair_weigh<R>(s.p_half + r * KEYS, value, col, n, s.out.data() + r * V, V); });
+      by_rows(rows, [&](auto R, long r) { pair_weigh<R>(s.p_half + r * KEYS, value, col, n, r ? nullptr : next_value, s.out.data() + r * V, V); });
 #endif
   for (; col + COLUMNS * LANES <= a.V; col += COLUMNS * LANES)
-    by_rows(rows, [&](auto R, long r) { weigh<R, COLUMNS>(s.scores.data() + r * KEYS, value, col, LANES, n, s.out.data() + r * V, V); });
+    by_rows(rows, [&](auto R, long r) { weigh<R, COLUMNS>(s.scores.data() + r * KEYS, value, col, LANES, n, r ? nullptr : next_value, s.out.data() + r * V, V); });
   for (; col < a.V; col += LANES)
     by_rows(rows, [&](auto R, long r) {
-      weigh<R, 1>(s.scores.data() + r * KEYS, value, col, (int)std::min<long>(LANES, a.V - col), n, s.out.data() + r * V, V);
+      weigh<R, 1>(s.scores.data() + r * KEYS, value, col, (int)std::min<long>(LANES, a.V - col), n, r ? nullptr : next_value,
+                  s.out.data() + r * V, V);
     });
 }

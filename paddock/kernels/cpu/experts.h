@@ -32,20 +32,26 @@ void experts(long tokens, long D, long F, long E, long K, const T* x, long ldx, 
     memcpy(gathered.data() + r * D, x + order.row[r] / K * ldx, D * sizeof(T));
   }
   double work = 1.0 * R * D * F;
-  // Calls tile(e, p, row, rows, cold) for every panel of every expert that has rows.
+  // Calls tile(e, p, row, rows, next) for every panel of every expert that has rows; `next` as in for_panels.
   auto for_tiles = [&](long panels, long inputs, double work, auto tile) {
     parallel((long)used.size() * panels, work, [&](long task) {
       long e = used[task / panels], first = order.start[e];
-      by_tiles<W>(order.start[e + 1] - first, inputs, [&](long m, long rows) { tile(e, task % panels, first + m, rows, m == 0); });
+      by_tiles<W>(order.start[e + 1] - first, inputs, [&](long m, long rows) {
+        tile(e, task % panels, first + m, rows, m ? -1 : following(task % panels, panels));
+      });
     });
   };
-  for_tiles(inner_panels, D, 2 * work, [&](long e, long p, long row, long rows, bool cold) {
-    const W* both = gate_up + (e * inner_panels + p) * 2 * panel_size<W>(D);
-    gate_up_panel(gathered.data() + row * D, D, rows, both, D, inner.data() + row * F + p * PANEL, F, F - p * PANEL, cold);
+  for_tiles(inner_panels, D, 2 * work, [&](long e, long p, long row, long rows, long next) {
+    long size = 2 * panel_size<W>(D);
+    const W* both = gate_up + e * inner_panels * size;
+    gate_up_panel(gathered.data() + row * D, D, rows, both + p * size, D, inner.data() + row * F + p * PANEL, F, F - p * PANEL,
+                  next < 0 ? nullptr : both + next * size);
   });
-  for_tiles(out_panels, F, work, [&](long e, long p, long row, long rows, bool cold) {
+  for_tiles(out_panels, F, work, [&](long e, long p, long row, long rows, long next) {
     float sums[MAX_TILE * PANEL];
-    panel_sums(inner.data() + row * F, F, rows, down + (e * out_panels + p) * panel_size<W>(F), F, sums, cold);
+    long size = panel_size<W>(F);
+    const W* weight = down + e * out_panels * size;
+    panel_sums(inner.data() + row * F, F, rows, weight + p * size, F, sums, next < 0 ? nullptr : weight + next * size);
     for_outputs(rows, D - p * PANEL, [&](long r, long v, int some) {
       store_some(answer.data() + (row + r) * D + p * PANEL + v, load(sums + r * PANEL + v), some);
     });

@@ -21,20 +21,33 @@ constexpr int COLUMNS = 4, ROWS = 6;  // vectors and rows in registers: 24 of 32
 constexpr int COLUMNS = 1, ROWS = 5;
 #endif
 
-// A panel that is read for the first time streams faster when its lines are asked for early.
-template <int R, bool COLD> inline void prefetch_line(const void* p) {
-  if (COLD) __builtin_prefetch((const char*)p + 2048 * R, 0, 2);
+// Weights that a loop over the inputs asks for before they are read: LINES cache lines at each step, `apart` bytes apart.
+template <int LINES> struct Ahead {
+  const char* at = nullptr;
+  long apart = 64;
+
+  void step(long bytes) {
+#pragma GCC unroll 4
+    for (int i = 0; i < LINES; i++) __builtin_prefetch(at + i * apart, 0, 2);
+    at += bytes;
+  }
+};
+
+// Hold a vector in a register: for up to four rows the compiler would load it again for each of them.
+template <class V> inline void keep(V& v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#endif
 }
 
 // acc[r][v] += sum_k x[r, k] * w[k, v]
-template <int R, bool COLD = false>
-inline void multiply(const float* x, long ldx, const float* w, long ldw, long K, vec (&acc)[R][COLUMNS]) {
+template <int R, int LINES = 0>
+[[gnu::always_inline]] inline void multiply(const float* x, long ldx, const float* w, long ldw, long K, vec (&acc)[R][COLUMNS], Ahead<LINES> ahead = {}) {
   for (long k = 0; k < K; k++, w += ldw) {
-#pragma GCC unroll 4
-    for (int v = 0; v < COLUMNS; v++) prefetch_line<R, COLD>(w + v * LANES);
+    ahead.step(ldw * sizeof(float));
     vec b[COLUMNS];
 #pragma GCC unroll 4
-    for (int v = 0; v < COLUMNS; v++) b[v] = load(w + v * LANES);
+    for (int v = 0; v < COLUMNS; v++) b[v] = load(w + v * LANES), keep(b[v]);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       vec a = splat(x[r * ldx + k]);
@@ -44,15 +57,14 @@ inline void multiply(const float* x, long ldx, const float* w, long ldw, long K,
   }
 }
 
-template <int R, bool COLD = false>
-inline void multiply(const bf16* x, long ldx, const bf16* w, long ldw, long K, vec (&acc)[R][COLUMNS]) {
+template <int R, int LINES = 0>
+[[gnu::always_inline]] inline void multiply(const bf16* x, long ldx, const bf16* w, long ldw, long K, vec (&acc)[R][COLUMNS], Ahead<LINES> ahead = {}) {
   for (long k = 0; k < K; k += 2, w += 2 * ldw) {
-#pragma GCC unroll 4
-    for (int v = 0; v < COLUMNS; v++) prefetch_line<R, COLD>(w + 2 * v * LANES);
+    ahead.step(2 * ldw * sizeof(bf16));
 #if defined(__AVX512BF16__)
     __m512bh b[COLUMNS];
 #pragma GCC unroll 4
-    for (int v = 0; v < COLUMNS; v++) b[v] = (__m512bh)_mm512_loadu_si512(w + 2 * v * LANES);
+    for (int v = 0; v < COLUMNS; v++) b[v] = (__m512bh)_mm512_loadu_si512(w + 2 * v * LANES), keep(b[v]);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       int32_t pair;
@@ -87,10 +99,10 @@ inline void widen(const int8* w, vec& even, vec& odd) {
 #endif
 }
 
-template <int R, bool COLD = false, class T>
-inline void multiply(const T* x, long ldx, const int8* w, long ldw, long K, vec (&acc)[R][COLUMNS]) {
+template <int R, int LINES = 0, class T>
+[[gnu::always_inline]] inline void multiply(const T* x, long ldx, const int8* w, long ldw, long K, vec (&acc)[R][COLUMNS], Ahead<LINES> ahead = {}) {
   for (long k = 0; k < K; k += 2, w += 2 * ldw) {
-    if (COLD && COLUMNS > 1) prefetch_line<R, COLD>(w), prefetch_line<R, COLD>(w + 64);
+    ahead.step(2 * ldw);
 #if defined(__AVX512BF16__)
     if constexpr (sizeof(T) == 2) {  // an 8-bit integer is exact in bfloat16
       __m512bh b[COLUMNS];
@@ -155,22 +167,30 @@ template <class W> inline long tile_rows(long K) {
   return 4 * ROWS;
 }
 
-// sums[r][n] = x[r] . w[n] for at most tile_rows(K) rows and the 64 outputs of a panel, which is
-// `cold` if no tile before has read it
+// sums[r][n] = x[r] . w[n] for at most tile_rows(K) rows and the 64 outputs of a panel. If no tile before has read the
+// panel, `next` is the one that this thread probably reads after it: rows that need several passes would otherwise
+// wait for memory in the first and leave it idle in the others.
 template <class T, class W>
-inline void panel_sums(const T* x, long ldx, long rows, const W* panel, long K, float* sums, bool cold) {
+inline void panel_sums(const T* x, long ldx, long rows, const W* panel, long K, float* sums, const W* next) {
 #if defined(__AMX_BF16__)
   if constexpr (sizeof(W) == 2)
-    if (tile_rows<W>(K) == AMX_ROWS) return amx_sums(x, ldx, rows, panel, K, sums, cold);
+    if (tile_rows<W>(K) == AMX_ROWS) return amx_sums(x, ldx, rows, panel, K, sums, next != nullptr);
 #endif
+  constexpr int LINES = std::max<int>(1, COLUMNS * PAIR<W> * sizeof(W) / sizeof(float));  // read by a step over the inputs
   const float* scale = (const float*)panel;
+  long passes = (rows + ROWS - 1) / ROWS;
   for (int c = 0; c < PANEL / LANES; c += COLUMNS)
     by_rows(rows, [&](auto R, long r) {
       vec acc[R][COLUMNS] = {};
       const T* row = x + r * ldx;
       const W* w = panel + SCALES<W> + c * LANES * PAIR<W>;
-      if (cold && r == 0) multiply<R, true>(row, ldx, w, PANEL, K, acc);
-      else multiply<R>(row, ldx, w, PANEL, K, acc);
+      if (next && r == 0) {
+        multiply<R, LINES>(row, ldx, w, PANEL, K, acc, {(const char*)w + 2048 * R});
+      } else if (next && LINES == 4) {
+        multiply<R, 2>(row, ldx, w, PANEL, K, acc, {(const char*)next + 128 * (r / ROWS + 1 & 1), 64});
+      } else {
+        multiply<R>(row, ldx, w, PANEL, K, acc);
+      }
       for (int i = 0; i < R; i++)
         for (int v = 0; v < COLUMNS; v++) {
           if (SCALES<W>) acc[i][v] *= load(scale + (c + v) * LANES);
@@ -191,8 +211,11 @@ template <class F> inline void for_outputs(long rows, long outputs, F out) {
       out(r, v, (int)std::min<long>(LANES, outputs - v));
 }
 
-// Calls tile(m, rows, n, cold) for the tiles of M rows and N outputs, on several threads; an output
-// reads `inputs` weights. With AMX the rows of a tile stay in the fastest cache while panels pass by;
+// The panel, or task, that a thread probably takes after this one.
+inline long following(long p, long count) { return std::min(p + Pool::get().threads(), count - 1); }
+
+// Calls tile(m, rows, p, next) for the tiles of M rows and the panels of N outputs, on several threads, where `next` is
+// as for panel_sums, -1 for none; an output reads `inputs` weights. With AMX the rows of a tile stay in the fastest cache while panels pass by;
 // without it a panel stays.
 template <class W, class F> inline void for_panels(long M, long N, long K, long inputs, F tile) {
   constexpr long GROUP_BYTES = 1 << 19, TASKS = 8;
@@ -203,7 +226,7 @@ template <class W, class F> inline void for_panels(long M, long N, long K, long 
   parallel(groups * blocks, (double)M * N * inputs, [&](long task) {
     long first = task / blocks * group, last = std::min(panels, first + group), m0 = task % blocks * ROW_BLOCK;
     by_tiles<W>(std::min(ROW_BLOCK, M - m0), K, [&](long m, long rows) {
-      for (long p = first; p < last; p++) tile(m0 + m, rows, p * PANEL, m == 0);
+      for (long p = first; p < last; p++) tile(m0 + m, rows, p, m ? -1 : following(p, panels));
     });
   });
 }
@@ -212,9 +235,10 @@ template <class T> constexpr const T* NO_BIAS = nullptr;
 
 template <class T, class O, class W>
 void linear(long M, long N, long K, const T* x, long ldx, const W* w, const T* bias, O* out, long ldo) {
-  for_panels<W>(M, N, K, K, [&](long m, long rows, long n, bool cold) {
+  for_panels<W>(M, N, K, K, [&](long m, long rows, long p, long next) {
     float sums[MAX_TILE * PANEL];
-    panel_sums(x + m * ldx, ldx, rows, w + n / PANEL * panel_size<W>(K), K, sums, cold);
+    long n = p * PANEL, size = panel_size<W>(K);
+    panel_sums(x + m * ldx, ldx, rows, w + p * size, K, sums, next < 0 ? nullptr : w + next * size);
     for_outputs(rows, N - n, [&](long r, long v, int some) {
       vec y = load(sums + r * PANEL + v);
       if (bias) y += load_some(bias + n + v, some);
@@ -229,9 +253,10 @@ void linear_stack(long H, long M, long N, long K, const T* x, long ldx, long x_h
   long panels = (N + PANEL - 1) / PANEL;
   parallel(H * panels, (double)H * M * N * K, [&](long task) {
     long h = task / panels, n = task % panels * PANEL;
+    const T *panel = w + task * panel_size<T>(K), *next = w + following(task, H * panels) * panel_size<T>(K);
     by_tiles<T>(M, K, [&](long m, long rows) {
       float sums[MAX_TILE * PANEL];
-      panel_sums(x + m * ldx + h * x_head, ldx, rows, w + task * panel_size<T>(K), K, sums, m == 0);
+      panel_sums(x + m * ldx + h * x_head, ldx, rows, panel, K, sums, m ? nullptr : next);
       for_outputs(rows, N - n, [&](long r, long v, int some) {
         store_some(out + (m + r) * ldo + h * out_head + n + v, load(sums + r * PANEL + v), some);
       });
@@ -241,10 +266,11 @@ void linear_stack(long H, long M, long N, long K, const T* x, long ldx, long x_h
 
 // silu(gate x) * up x for the rows of a tile and one panel of each; `outputs` exist from out on
 template <class T, class W>
-inline void gate_up_panel(const T* x, long ldx, long rows, const W* both, long K, T* out, long ldo, long outputs, bool cold) {
+inline void gate_up_panel(const T* x, long ldx, long rows, const W* both, long K, T* out, long ldo, long outputs, const W* next) {
   float gate[MAX_TILE * PANEL], up[MAX_TILE * PANEL];
-  panel_sums(x, ldx, rows, both, K, gate, cold);
-  panel_sums(x, ldx, rows, both + panel_size<W>(K), K, up, cold);
+  const W* other = both + panel_size<W>(K);
+  panel_sums(x, ldx, rows, both, K, gate, next ? other : nullptr);
+  panel_sums(x, ldx, rows, other, K, up, next);
   for_outputs(rows, outputs, [&](long r, long v, int some) {
     store_some(out + r * ldo + v, silu(load(gate + r * PANEL + v)) * load(up + r * PANEL + v), some);
   });
@@ -253,8 +279,9 @@ inline void gate_up_panel(const T* x, long ldx, long rows, const W* both, long K
 // silu(gate x) * up x: panels of `gate` and `up` alternate.
 template <class T, class W>
 void gate_up(long M, long F, long K, const T* x, long ldx, const W* w, T* out, long ldo) {
-  for_panels<W>(M, F, K, 2 * K, [&](long m, long rows, long n, bool cold) {
-    gate_up_panel(x + m * ldx, ldx, rows, w + 2 * n / PANEL * panel_size<W>(K), K, out + m * ldo + n, ldo, F - n, cold);
+  for_panels<W>(M, F, K, 2 * K, [&](long m, long rows, long p, long next) {
+    long n = p * PANEL, size = 2 * panel_size<W>(K);
+    gate_up_panel(x + m * ldx, ldx, rows, w + p * size, K, out + m * ldo + n, ldo, F - n, next < 0 ? nullptr : w + next * size);
   });
 }
 

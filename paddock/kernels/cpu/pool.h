@@ -28,8 +28,10 @@ class Pool {
     helpers() = threads - 1;
     if (usual.load() < 0) usual.store(threads - 1);
   }
+  // How many threads work on a job of this one, or worked on the first.
+  int threads() const { return 1 + std::max(0, helpers() < 0 ? usual.load(std::memory_order_relaxed) : helpers()); }
   void run(long count, void (*task)(void*, long), void* context) {
-    int wanted = helpers() < 0 ? usual.load(std::memory_order_relaxed) : helpers();
+    int wanted = threads() - 1;
     if (count > 1 && wanted > 0 && masters.try_lock()) {
       limit.store(wanted, std::memory_order_relaxed);
       job.store(task, std::memory_order_relaxed), argument.store(context, std::memory_order_relaxed);

@@ -18,7 +18,7 @@ struct int8 { int8_t value; };
 
 constexpr int LANES = 16;
 
-inline vec splat(float x) { return vec{} + x; }
+inline vec splat(float x) { return vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 inline vec load(const float* p) { return *(const vec*)p; }
 inline vec load(const bf16* p) {
   return (vec)(__builtin_convertvector(*(const hvec*)p, uvec) << 16);
