@@ -23,13 +23,16 @@ import pytest
 from benchmarks.rl_learn import fine_tune, paddock
 from benchmarks.table import Claim, print_claims
 from paddock import launch
+from tests.rl.hosts import why_no_hosts
 from tests.rl.test_agents import killed_at_random_moments, rollouts_of
+from tests.rl.test_other_hosts import trained_by_hosts
+from tests.rl.test_run_fuzzed import fuzzed_run
 from tests.rl.vault_env import pretrained_on_vault
 from tests.rl.vault_runs import RECIPE, recipe_in, register
 from tests.rollout.replay import check_replay, log_samples
 from tests.rollout.test_agent_histories import CHANGES, check_agent
 
-AGENTS, KILLS = 3000, 20
+AGENTS, KILLS, FUZZED = 3000, 20, 30
 BEFORE, AFTER = 0.3, 0.9
 ROOT = Path(__file__).parents[1]
 ALONE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -87,6 +90,27 @@ def kills() -> Claim:
         found = killed_at_random_moments(start, Path(scratch), patch, kills=KILLS, steps=8)
     name = f"SIGKILL of the agent at {KILLS} random moments: groups lost, tokens not sampled"
     return Claim(name=name, target="none", measured=f"none of {found} rollouts", holds=True)
+
+
+def hosts() -> Claim:
+    """Workers in network namespaces: the link of one is cut six times, the other host dies."""
+    name = "workers on two other hosts, a link cut 6 times for 3 s, a host that dies: groups lost"
+    if why := why_no_hosts():
+        return Claim(name=name, target="none", measured=f"not run: {why}")
+    with TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        start = _start(Path(scratch))
+        found, again = trained_by_hosts(start, Path(scratch), patch, cuts=6, steps=12)
+    measured = f"none of {found} rollouts; {again} sampled turns were of lost ones"
+    return Claim(name=name, target="none, and none twice", measured=measured, holds=True)
+
+
+def fuzzed() -> Claim:
+    with TemporaryDirectory() as scratch:
+        start = _start(Path(scratch))
+        count, updates = fuzzed_run(start, Path(scratch), examples=FUZZED)
+    name = f"the gateway of a run, every operation fuzzed {FUZZED} times with each key, both modes"
+    measured = f"{count} operations, {updates} updates of the run meanwhile"
+    return Claim(name=name, target="no error, and it trains on", measured=measured, holds=True)
 
 
 def learns_vault(client: str) -> Claim:
@@ -178,6 +202,8 @@ def _start(folder: Path) -> Path:
 PROOFS: dict[str, Callable[[], Claim]] = {
     "histories": histories,
     "kills": kills,
+    "fuzzed": fuzzed,
+    "hosts": hosts,
     "openai": lambda: learns_vault("openai"),
     "anthropic": lambda: learns_vault("anthropic"),
     "nano-openai": lambda: learns_nano("openai"),

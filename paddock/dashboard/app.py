@@ -27,7 +27,7 @@ from paddock.dashboard.run_index import LEDGER_FILE, RunIndex, curve_data, summa
 from paddock.dashboard.run_report import run_report
 from paddock.dashboard.run_view import ReportError, is_own_file
 from paddock.http import is_allowed_host
-from paddock.journal import LedgerError, LedgerView
+from paddock.journal import TASKS_FILE, LedgerError, LedgerView
 from paddock.records import Failure
 
 if TYPE_CHECKING:
@@ -308,6 +308,13 @@ def _add_rows(app: "FastAPI", dashboard: DashboardApp) -> None:
     def timeline(run: str, before: Number | None = None) -> Response:
         folder = dashboard.run_index.run(run)
         return _json(jsonl_pages.timeline(folder.path / jsonl_pages.ROLLOUTS, before, folder.lines))
+
+    @app.get("/api/tasks")
+    def tasks(run: str) -> Response:
+        found = jsonl_pages.read_task_states(dashboard.run_index.folder(run) / TASKS_FILE)
+        with dashboard.ledger(run) as ledger:
+            rates = ledger.pass_rates()
+        return _json({**found, "pass_rates": rates, "now": dashboard.clock()})
 
     @app.get("/api/engine")
     def engine(run: str, before: Number | None = None) -> Response:

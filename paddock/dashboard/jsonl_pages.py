@@ -1,4 +1,5 @@
-"""Rows of rollouts.jsonl, engine.jsonl and network.jsonl, read a page at a time from the end.
+"""Rows of rollouts.jsonl, engine.jsonl and network.jsonl, read a page at a time from the end; and
+the state of a run's tasks.
 
 The length of a file does not matter: only the page is read.
 """
@@ -62,6 +63,16 @@ def _row(line: bytes) -> Row | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def read_task_states(path: Path) -> Row:
+    """The state of a run's tasks, as it was written last; without tasks if there is none."""
+    nothing: Row = {"time": None, "tasks": {}, "stragglers": []}
+    if not is_own_file(path) or os.stat(path).st_size > ROW_BYTES:
+        return nothing
+    found = _row(path.read_bytes()) or {}
+    kinds_right = isinstance(found.get("tasks"), dict) and isinstance(found.get("stragglers"), list)
+    return found if kinds_right and isinstance(found.get("time"), float) else nothing
 
 
 def timeline(path: Path, before: int | None, steps: Sequence[Mapping[str, float]]) -> Row:

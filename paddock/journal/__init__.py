@@ -10,7 +10,7 @@ sqlite.py         SQLite connection whose errors name the file and the remedy
 token_records.py  per-token training statistics of a branch
 """
 
-from paddock.journal.journal import EVENTS_FILE, LEDGER_FILE, METRICS_FILE, Journal
+from paddock.journal.journal import EVENTS_FILE, LEDGER_FILE, METRICS_FILE, TASKS_FILE, Journal
 from paddock.journal.jsonl import JsonlWriter, follow
 from paddock.journal.ledger import LEDGER_FORMAT, UNUSED_REASON, GroupRecord, Ledger, TaskWeights
 from paddock.journal.ledger_view import LedgerView, RolloutSummary
@@ -23,6 +23,7 @@ __all__ = [
     "LEDGER_FILE",
     "LEDGER_FORMAT",
     "METRICS_FILE",
+    "TASKS_FILE",
     "UNUSED_REASON",
     "GroupRecord",
     "Journal",

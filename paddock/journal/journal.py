@@ -14,6 +14,7 @@ from paddock.journal.jsonl import JsonlWriter
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 LEDGER_FILE = "ledger.sqlite"  # only in runs with rollouts
+TASKS_FILE = "tasks.json"  # state of their tasks, replaced now and then
 LOCK_FILE = "journal.lock"
 
 

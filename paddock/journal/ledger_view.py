@@ -132,6 +132,16 @@ class LedgerView(Ledger):
             found += [RolloutSummary(**dict(zip(names, row, strict=True))) for row in rows]
         return found
 
+    def pass_rates(self, groups: int = 512) -> dict[str, tuple[float, float]]:
+        """Of each task: the share of full rewards and the mean reward in the newest `groups`."""
+        rows = self._base.execute(
+            "SELECT task, AVG(reward >= 1), AVG(reward) FROM attempts JOIN groups USING (ordinal)"
+            " WHERE reward IS NOT NULL AND ordinal > (SELECT MAX(ordinal) FROM groups) - ?"
+            " GROUP BY task",
+            (groups,),
+        )
+        return {task: (passed, mean) for task, passed, mean in rows}
+
     def trajectories(self, ordinal: int, member: int) -> tuple[Trajectory, ...]:
         """The branches of one rollout; empty if its tokens were dropped after training.
 

@@ -33,6 +33,7 @@ run_tasks.py           tasks registered while an RL run goes on
 serve.py               a model over HTTP
 settings.py            settings of a stage, its default run folder
 suites.py              evaluation suites
+task_states.py         state of a run's tasks, for dashboards
 token_text.py          token ids as pieces of text
 trackers.py            TensorBoard, trackio, Weights & Biases
 train.py               a training stage

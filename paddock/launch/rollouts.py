@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddock.journal import LEDGER_FILE
+from paddock.journal import LEDGER_FILE, TASKS_FILE
 from paddock.launch.engine_stats import Row
 from paddock.launch.errors import UserError
 from paddock.launch.rollout_engines import (
@@ -20,6 +20,7 @@ from paddock.launch.rollout_engines import (
 )
 from paddock.launch.run_gateway import RunGateway, open_run_gateway
 from paddock.launch.run_tasks import RunTasks
+from paddock.launch.task_states import written_states
 
 if TYPE_CHECKING:
     from paddock.checkpoint import WeightPublisher
@@ -100,7 +101,9 @@ async def open_rollouts(
         )
         await stack.enter_async_context(collector)
         stack.enter_context(EventLoopWatchdog(log_event))
-        tasks = RunTasks(settings, orchestrator, collector, make_spec, log_event)
+        queues = {} if agents is None else agents.queues
+        tasks = RunTasks(settings, orchestrator, collector, make_spec, log_event, queues)
+        await stack.enter_async_context(written_states(folder / TASKS_FILE, tasks.run_state))
         if agents is not None:
             tasks.add_routes(agents.app, agents.app.state.access)
         yield RolloutSource(

@@ -4,6 +4,7 @@ Whoever has the admin key may do so. Changes are in the ledger: a resumed run ha
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ class RunTasks:
         collector: "LiveBatchSource",
         make_spec: "Callable[[str], TaskSpec]",
         log_event: "LogEvent",
+        queues: "Mapping[str, gateway.RolloutQueue]",
     ) -> None:
+        """`queues`: of the tasks whose rollouts workers ask for."""
+        self._queues = queues
         self.settings, self._orchestrator, self._collector = settings, orchestrator, collector
         self._make_spec, self._log_event = make_spec, log_event
         self._ledger: Ledger = orchestrator.ledger
@@ -82,15 +86,37 @@ class RunTasks:
         self._log_event("task_removed", task=name)
 
     def states(self) -> dict[str, Any]:
-        """Every task with its ratio, its groups by status, and its settings."""
+        """Every task with its ratio, its rollouts and groups by status, and its settings."""
+        every = self._states()
+        return {name: every[name] for name in self._names()}
+
+    def run_state(self) -> dict[str, Any]:
+        """What dashboards show: every task, also removed ones, and rollouts that take long."""
+        stragglers = self._orchestrator.executor.stragglers()
+        return {
+            "tasks": self._states() if self._started else {},
+            "stragglers": [asdict(rollout) for rollout in stragglers],
+        }
+
+    def _states(self) -> dict[str, Any]:
         counts, ratios = self._collector.progress().tasks, self._ratios()
-        return {name: self._state(name, counts[name], ratios[name]) for name in self._names()}
+        return {n: self._state(n, counts[n], ratios.get(n, 0.0)) for n in self.settings.tasks}
 
     def _state(self, name: str, counts: Any, ratio: float) -> dict[str, Any]:
+        queue, executor = self._queues.get(name), self._orchestrator.executor
+        untaken = 0 if queue is None else queue.num_waiting
+        running = executor.running(name) - untaken
+        state = "running" if running else "waiting"
+        if counts.disabled_reason:
+            state = "disabled"
+        if name not in self._names():
+            state = "removed"
         return {
-            "state": "disabled" if counts.disabled_reason else "enabled",
+            "state": state,
             "disabled_reason": counts.disabled_reason,
             "ratio": ratio,
+            "running": running,
+            "waiting": self._orchestrator.num_queued(name) + untaken,
             "in_flight": counts.in_flight,
             "finished": counts.finished,
             "trained": counts.trained,

@@ -1,15 +1,19 @@
 """Rollout executor: runs rollouts up to a concurrency limit, each with a timeout."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from paddock.records import Trajectory
 from paddock.rollout.deterministic import RequestBarrier
 from paddock.rollout.group import TaskSpec
 from paddock.rollout.in_flight import GroupInFlight, run_with_timeout
 from paddock.rollout.task_schedule import RolloutSpec
+
+STRAGGLER_RATIO = 3.0  # of its age to the median duration
+DURATIONS = 256  # rollouts whose median is compared with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +23,7 @@ class LongRunningRollout:
     session_id: str
     task: str
     seconds: float
+    median_s: float | None = None  # of rollouts of the task that ended
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +59,7 @@ class RolloutExecutor:
         self._on_end, self._on_error = on_end, on_error
         self._runs: dict[str, ActiveRollout] = {}  # by session
         self._by_task: Counter[str] = Counter()
+        self._durations: dict[str, deque[float]] = {}  # of the newest rollouts of each task
         # Ended since the last barrier.
         self._ended: list[tuple[ActiveRollout, tuple[Trajectory, ...]]] = []
         if barrier is not None:
@@ -66,16 +72,34 @@ class RolloutExecutor:
     def is_full(self) -> bool:
         return len(self._runs) >= self.limit
 
+    def running(self, task: str) -> int:
+        """Number of running rollouts of a task."""
+        return self._by_task[task]
+
+    def stragglers(self, limit: int = 20) -> list[LongRunningRollout]:
+        """Rollouts that run much longer than the median of their task, the longest first."""
+        return [
+            run
+            for run in self.longest_running(len(self))
+            if run.median_s is not None and run.seconds > STRAGGLER_RATIO * run.median_s
+        ][:limit]
+
     def longest_running(self, limit: int = 3) -> list[LongRunningRollout]:
         """The longest-running rollouts."""
         now = asyncio.get_running_loop().time()
         runs = sorted(self._runs.values(), key=lambda run: run.started)[:limit]
         return [
             LongRunningRollout(
-                session_id=r.spec.session_id, task=r.spec.task, seconds=now - r.started
+                session_id=r.spec.session_id,
+                task=r.spec.task,
+                seconds=now - r.started,
+                median_s=self._median_s(r.spec.task),
             )
             for r in runs
         ]
+
+    def _median_s(self, task: str) -> float | None:
+        return median(found) if (found := self._durations.get(task)) else None
 
     def start(self, group: GroupInFlight, version: int) -> None:
         """Start queued rollouts of the group, within the limits of run and task."""
@@ -128,6 +152,8 @@ class RolloutExecutor:
             self._on_error(error)
             return
         self.ended_at = asyncio.get_running_loop().time()
+        durations = self._durations.setdefault(run.spec.task, deque(maxlen=DURATIONS))
+        durations.append(self.ended_at - run.started)
         if self._barrier is None:
             self._report(run, branches)
         else:

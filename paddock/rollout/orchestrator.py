@@ -94,8 +94,10 @@ class Orchestrator:
         """Whether no rollout is running and every live group is finished."""
         return not len(self.executor) and all(group.finished for group in self._groups.values())
 
-    def num_queued(self) -> int:
-        return sum(len(group.queued) for group in self._groups.values())
+    def num_queued(self, task: str | None = None) -> int:
+        """Rollouts that were issued and not started, of a task or in all."""
+        groups = self._groups.values()
+        return sum(len(group.queued) for group in groups if task in (None, group.record.task))
 
     def batch_context(self) -> BatchContext:
         weights = self.task_mixture.weights(self.next_update)

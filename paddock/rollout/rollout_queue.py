@@ -23,13 +23,18 @@ class RolloutQueue:
 
     idle_timeout_s: float
     over: bool = False  # there are no more rollouts
+    num_waiting: int = 0  # rollouts without a worker
     _waiting: asyncio.Queue[_WaitingWorker] = field(default_factory=asyncio.Queue)
 
     @asynccontextmanager
     async def reserve(self) -> AsyncIterator[RunAgent]:
         """Wait for a worker, which then waits for the rollout to begin."""
-        while (worker := await self._waiting.get()).endpoint.done():
-            pass  # it has given up
+        self.num_waiting += 1
+        try:
+            while (worker := await self._waiting.get()).endpoint.done():
+                pass  # it has given up
+        finally:
+            self.num_waiting -= 1
         worker.timeout.reschedule(None)
         try:
             yield partial(self._run_agent, worker)

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from pathlib import Path
 
-from paddock.journal import GroupRecord, Journal, Ledger, TokenTrainRecord
+from paddock.journal import TASKS_FILE, GroupRecord, Journal, Ledger, TokenTrainRecord
 from paddock.journal.rollout_codec import pack_rollout
 from paddock.records import Completion, Failure, Outcome, Segment, Trajectory, Turn, Verdict
 from paddock.text import Tokenizer
@@ -16,6 +16,18 @@ CALL = "<tool_call>look<arg_key>key</arg_key><arg_value>{}</arg_value></tool_cal
 FIRST = f"It wants a look.</think>{CALL}<|observation|>"
 BETWEEN = "<tool_response>seen <b>it</b></tool_response><|assistant|><think>"
 LAST = "Done.</think>The word is {}.<|user|>"
+
+_COUNTS = {"in_flight": 1, "finished": 0, "trained": 1, "filtered": 1, "failed": {"start": 1}}
+_WORDS = {"state": "running", "disabled_reason": "", "ratio": 1.0, "running": 3, "waiting": 2}
+TASK_STATES = {
+    "time": 1000.0,
+    "tasks": {
+        "words": _WORDS | _COUNTS,
+        HOSTILE: _WORDS | {"state": "disabled", "disabled_reason": f"all {HOSTILE}"},
+        "gone": _WORDS | _COUNTS | {"state": "removed", "ratio": 0.0},
+    },
+    "stragglers": [{"session_id": "words-3-1", "task": "words", "seconds": 95.0, "median_s": 4.0}],
+}
 
 
 def tokenizer() -> Tokenizer:
@@ -107,6 +119,7 @@ def write_rl_run(folder: Path) -> Path:
             acceptance_rate=[0.75, 0.5],
         )
         journal.log_event("finished", step=2)
+    (folder / TASKS_FILE).write_text(json.dumps(TASK_STATES))
     return folder
 
 

@@ -27,6 +27,7 @@ REQUESTS = (
     ("/api/group", {"run": "rl", "ordinal": 0}),
     ("/api/rollout", {"run": "rl", "ordinal": 0, "rollout": 1}),
     ("/api/timeline", {"run": "rl"}),
+    ("/api/tasks", {"run": "rl"}),
     ("/api/engine", {"run": "rl"}),
     ("/api/network", {"run": "rl"}),
     ("/api/prefix_tree", {"run": "rl"}),

@@ -168,6 +168,18 @@ def test_the_other_pages(page):
     press(page, page.locator(".barlayer .point path").first)
     arrived(page, "tokens")
 
+    go(page, "tasks")
+    arrived(page, "tasks")
+    states = page.locator("table >> nth=0").locator("tbody tr")
+    assert states.locator("td:nth-child(2)").all_inner_texts() == [
+        "running",
+        f"disabled: all {HOSTILE}",
+        "removed",
+    ]
+    assert states.locator("td:nth-child(7)").all_inner_texts() == ["75 %", "-", "-"]
+    slow = page.locator("table >> nth=1").locator("tbody td").all_inner_texts()
+    assert slow == ["words-3-1", "words", "1 min 35 s", "4 s", "23.8"]
+
     go(page, "failures")
     arrived(page, "failures")
     assert f"disk full {HOSTILE}" in page.inner_text("table >> nth=0")

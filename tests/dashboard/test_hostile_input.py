@@ -19,6 +19,7 @@ PAGES = (
     "/api/failures?run=rl",
     "/api/group?run=rl&ordinal=0",
     "/api/timeline?run=rl",
+    "/api/tasks?run=rl",
     "/api/engine?run=rl",
     "/api/network?run=rl",
     "/report?run=rl",

@@ -35,10 +35,10 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["steps=2", "tasks.vault.group_size=2", "credit.keep_zero_variance=true"]
 
 
-def run_with(folder, start, agent, *sets, text=RECIPE):
+def run_with(folder, start, agent, *sets, text=RECIPE, callbacks=None):
     table = "\n".join(f"{key} = {json.dumps(value)}" for key, value in agent.items())
     recipe = recipe_in(folder, start, f"{text}\n[tasks.vault.agent]\n{table}\n")
-    return launch.rl(recipe, out=folder / "run", overrides=[*SMALL, *sets])
+    return launch.rl(recipe, out=folder / "run", overrides=[*SMALL, *sets], callbacks=callbacks)
 
 
 ASKING = RECIPE.replace('env = "vault"', 'env = "vault"\nargs.asks = 1')

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from paddock import launch
-from paddock.journal import Ledger
+from paddock.dashboard.jsonl_pages import read_task_states
+from paddock.journal import Ledger, LedgerView
 from tests.patience import until
 from tests.rl.vault_runs import events, recipe_in
 from tests.rollout.agents import HTTP
@@ -36,6 +37,11 @@ def free_port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
+
+
+def shown(run):
+    """The tasks that a dashboard shows."""
+    return read_task_states(run / "tasks.json")["tasks"]
 
 
 def trained(run):
@@ -82,7 +88,12 @@ def test_tasks_come_and_go_while_a_run_goes_on_and_stay_when_it_is_resumed(start
         assert call("DELETE", "/more").status_code == 409, "a task must be left"
         assert call("GET", "/vault").status_code == 404
         states = call("GET").json()["tasks"]
-        assert set(states) == {"more"} and states["more"]["state"] == "enabled"
+        assert set(states) == {"more"} and states["more"]["state"] in ("running", "waiting")
+        until(lambda: shown(run).get("vault", {}).get("state") == "removed")
+        assert shown(run)["more"]["ratio"] == 3.0 and shown(run)["vault"]["ratio"] == 0.0
+        with LedgerView(run / "ledger.sqlite") as ledger:
+            passed, mean = ledger.pass_rates()["more"]
+        assert passed == mean and 0.0 <= mean <= 1.0, "rewards are zero or one"
         removed_at = observer.updates + 3
         until(lambda: observer.updates > removed_at or running.done())
         stop.append("now")

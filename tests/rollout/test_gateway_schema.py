@@ -1,8 +1,6 @@
 """schemathesis on the gateway's OpenAPI document: no request is a server error, or harms others."""
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
 from paddock.rollout.gateway import build_gateway
@@ -10,9 +8,9 @@ from paddock.rollout.rollout_queue import RolloutQueue
 from paddock.rollout.session_manager import GatewaySettings, SessionManager
 from tests.rollout.agents import HTTP, ChatAgent, SessionEndpoint
 from tests.rollout.engines import RandomEngine, renderer
+from tests.rollout.fuzzing import check_that_strangers_are_refused, fuzz
 from tests.rollout.test_gateway import ADMIN_KEY, exported
 from tests.serve.live import listening
-from tests.serve.test_schema import CHECKED
 
 WORKER_KEY = "worker-side"
 
@@ -28,45 +26,26 @@ def served():
         yield url, sessions
 
 
-@pytest.mark.parametrize("mode", list(GenerationMode))
-@pytest.mark.parametrize("who", ["agent", "admin"])
-def test_fuzzing_leaves_the_gateway_healthy(served, mode, who):
-    url, sessions = served
+@pytest.fixture
+def pair(served):
+    """Two new sessions, alone at the gateway."""
+    _, sessions = served
     for live in list(sessions):
         sessions.close(live)
-    fuzzed, other = sessions.open("fuzzed"), sessions.open("other")
+    return sessions.open("fuzzed"), sessions.open("other")
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("who", ["agent", "admin"])
+def test_fuzzing_leaves_the_gateway_healthy(served, pair, mode, who):
+    url, sessions = served
+    fuzzed, other = pair
     agent = ChatAgent(SessionEndpoint(url, other.api_key), stream=False)
     agent.say("Hi")
     agent.turn()
-    before, keys = (
-        exported(url, "other"),
-        {"agent": fuzzed.api_key, "admin": ADMIN_KEY},
-    )
-    document = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    operations = [found.ok() for found in document.get_all_operations()]
-    assert len(operations) > 20
-    for operation in operations:
-        if mode is GenerationMode.NEGATIVE and not operation.body.items:
-            continue
-
-        @given(case=operation.as_strategy(generation_mode=mode))
-        @settings(
-            max_examples=2,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],
-        )
-        def answered(case):
-            if "session" in case.path_parameters:
-                case.path_parameters["session"] = "fuzzed"
-            if "name" in case.path_parameters:
-                case.path_parameters["name"] = "task"
-            if case.path.endswith("/next") and isinstance(case.body, dict):
-                case.body.pop("wait_s", None)  # nothing will come
-            headers = {"Authorization": f"Bearer {keys[who]}"}
-            case.call_and_validate(checks=CHECKED, timeout=30, headers=headers)
-
-        answered()
+    before = exported(url, "other")
+    key = {"agent": fuzzed.api_key, "admin": ADMIN_KEY}[who]
+    assert fuzz(url, key, mode, examples=2, session="fuzzed") > 20
     assert HTTP.get(f"{url}/health").json() == {"status": "ok"}
     assert sessions.get("other") is other and exported(url, "other") == before
     agent.say("Still there?")
@@ -74,3 +53,14 @@ def test_fuzzing_leaves_the_gateway_healthy(served, mode, who):
     (branch,) = exported(url, "other")
     assert len(branch["turns"]) == 2
     assert who == "agent" or fuzzed.session.tree.nodes == []
+
+
+def test_no_key_of_one_session_opens_any_route_of_another(served, pair):
+    url, sessions = served
+    own, other = pair
+    before = (exported(url, "other"), other.used_at, other.outcome)
+    keys = (None, "", "guess", own.verdict_key)
+    asked = check_that_strangers_are_refused(url, "other", own_key=own.api_key, keys=keys)
+    assert asked > 100
+    assert (exported(url, "other"), other.used_at, other.outcome) == before
+    assert len(sessions) == 2 and not own.session.tree.nodes and not other.session.tree.nodes

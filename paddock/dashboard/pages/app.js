@@ -7,12 +7,13 @@ const PAGES = {
   rollouts: () => import("./rollouts.js"),
   group: () => import("./group.js"),
   tokens: () => import("./tokens.js"),
+  tasks: () => import("./tasks.js"),
   timeline: () => import("./timeline.js"),
   failures: () => import("./failures.js"),
   engine: () => import("./engine.js"),
   network: () => import("./network.js"),
 };
-const LEDGER_TABS = ["rollouts", "timeline", "failures", "engine"]; // of runs with a ledger
+const LEDGER_TABS = ["rollouts", "tasks", "timeline", "failures", "engine"]; // of runs with a ledger
 const TABS = ["network"]; // of every run
 const REFRESH_MS = 3000;
 const main = document.getElementById("main");
