@@ -6,6 +6,7 @@ A run folder holds recipe.toml, tokenizer/, metrics.jsonl, events.jsonl and chec
 import importlib
 import tomllib
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,7 @@ from typing import cast
 import torch
 
 from paddock.checkpoint import latest_model, load_pretrained, read_config
-from paddock.config import BaseSettings, dump_toml
+from paddock.config import BaseSettings, ConfigError, Recipe, dump_toml, resolve
 from paddock.data import Corpus, Tokenizer, open_tokenizer, prepare_corpus
 from paddock.journal import LEDGER_FILE
 from paddock.kernels import cpu
@@ -65,7 +66,8 @@ class TrainingRun:
 def claim_run_folder(folder: Path, settings: BaseSettings, *, may_change: Collection[str]) -> None:
     """Create a run folder and write its recipe, or check that a run to resume has the same recipe.
 
-    Top-level settings named in `may_change` may differ: they do not change the result. The caller
+    Top-level settings named in `may_change` may differ: they do not change the result. Settings that
+    the stored recipe lacks, because they are newer than the run, have their defaults. The caller
     must hold the journal's lock, which keeps a second process from overwriting the recipe of a
     running one. Raises TrainingError if the settings differ or the recipe is damaged.
     """
@@ -79,6 +81,8 @@ def claim_run_folder(folder: Path, settings: BaseSettings, *, may_change: Collec
             found = tomllib.loads(recipe_text)
         except tomllib.TOMLDecodeError as error:  # the machine went down while it was written
             raise TrainingError(f"{recipe} is damaged: {error}; restore or remove it") from None
+        with suppress(ConfigError):  # of settings that are gone: they differ
+            found = tomllib.loads(dump_toml(resolve(type(settings), Recipe(found, {}))))
         return {name: value for name, value in found.items() if name not in may_change}
 
     started = recipe.is_file() and resumable

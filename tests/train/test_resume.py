@@ -108,6 +108,20 @@ def test_a_folder_with_other_settings_is_rejected(uninterrupted):
         train(run_in(uninterrupted / "run", chosen), log=quiet, on_update=quiet)
 
 
+def test_a_run_older_than_a_setting_is_resumed_with_its_default(uninterrupted):
+    chosen = settings(uninterrupted / "init", steps=STEPS)
+    recipe = uninterrupted / "run" / "recipe.toml"
+    text = recipe.read_text()
+    recipe.write_text(text.replace("balance_coef = ", "# balance_coef = "))
+    assert recipe.read_text() != text
+    run_in(uninterrupted / "run", chosen).claim()
+    assert recipe.read_text() == text
+    recipe.write_text(f"removed_since = 1\n{text}")
+    with pytest.raises(TrainingError, match="holds a run with other settings"):
+        run_in(uninterrupted / "run", chosen).claim()
+    recipe.write_text(text)
+
+
 def test_a_second_process_does_not_change_the_recipe_of_a_live_run(uninterrupted, tmp_path):
     run = run_in(tmp_path / "run", settings(uninterrupted / "init", steps=STEPS))
     theirs = run.folder / "recipe.toml"
