@@ -82,7 +82,7 @@ def next_tasks(
     >>> next_tasks({"a": 2.0, "b": 1.0}, {}, 6)
     ('a', 'b', 'a', 'a', 'b', 'a')
     >>> next_tasks({"a": 1.0, "b": 1.0}, {}, 6, costs={"a": 1.0, "b": 4.0})
-    ('a', 'a', 'a', 'b', 'a', 'a')
+    ('a', 'b', 'a', 'a', 'a', 'a')
     """
     each = tuple((costs or dict.fromkeys(weights, 1)).items())
     return _next_tasks(tuple(weights.items()), tuple(sorted(taken.items())), each, count)
