@@ -141,6 +141,7 @@ template <class T> class Attention {
     long first = t.split * SPLIT, last = std::min(past + t.queries, first + SPLIT);
     if (a.window) first = std::max(first, (past + 1 - a.window) / KEYS * KEYS);
     Pages pages{s.page + t.b * s.pages, s.page_size};
+    bool asked = false;  // for the first block; each block asks for the one after it
     for (long k0 = std::max(0L, first); k0 < last; k0 += KEYS) {
       int n = (int)std::min<long>(KEYS, last - k0);
       if (selection.index) {
@@ -156,6 +157,8 @@ template <class T> class Attention {
       int both = (int)std::min<long>(rows > FEW_ROWS ? n : 2 * KEYS, last - k0);
       pages.slots(k0, both, slot);
       find(slot, n, t.g, block);
+      for (int k = 0; k < n && rows <= FEW_ROWS && !asked; k++) prefetch_row(block.key[k], a.D), prefetch_row(block.value[k], a.V);
+      asked = true;
       for (long g = t.g; g < t.g + t.heads; g++) {
         bool last_head = g + 1 == t.g + t.heads, more = rows <= FEW_ROWS && (!last_head || both > n);
         if (more && !last_head) find(slot, n, g + 1, next);

@@ -2,23 +2,34 @@
 #pragma once
 #include "attention.h"
 
+// Integers in the order of floats that are not NaN; -0 is 0.
+inline int32_t ordered(float x) {
+  int32_t bits;
+  x += 0.0f, memcpy(&bits, &x, sizeof bits);
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
 // The k best of `n` scores, ascending; of equal scores the lowest index wins, NaN counts as -inf.
-// Fewer than k: all, padded with -1.
-inline void best(float* score, long n, long k, int32_t* found, std::vector<float>& copy) {
+// Fewer than k: all, padded with -1. The worst of them is found by bisection: a branch for every score, as in sorting,
+// would be mispredicted half of the time.
+inline void best(const float* score, long n, long k, int32_t* found, std::vector<int32_t>& key) {
   if (n <= k) {
     for (long i = 0; i < k; i++) found[i] = i < n ? (int32_t)i : -1;
     return;
   }
-  for (long i = 0; i < n; i++)
-    if (std::isnan(score[i])) score[i] = -INFINITY;
-  copy.assign(score, score + n);
-  std::nth_element(copy.begin(), copy.begin() + (k - 1), copy.end(), std::greater<float>());
-  float worst = copy[k - 1];
-  long above = 0, kept = 0;
-  for (long i = 0; i < n; i++) above += score[i] > worst;
-  long ties = k - above;
-  for (long i = 0; i < n && kept < k; i++)
-    if (score[i] > worst || (score[i] == worst && ties-- > 0)) found[kept++] = (int32_t)i;
+  key.resize(n);
+  for (long i = 0; i < n; i++) key[i] = ordered(score[i] == score[i] ? score[i] : -INFINITY);
+  int64_t low = *std::min_element(key.begin(), key.end()), high = (int64_t)*std::max_element(key.begin(), key.end()) + 1;
+  long at_least = n;  // keys of `low` or more: k or more of them; of `high` or more: fewer
+  while (at_least > k && high - low > 1) {
+    int32_t middle = (int32_t)((low + high) >> 1), count = 0;
+    for (long i = 0; i < n; i++) count += key[i] >= middle;
+    if (count >= k) low = middle, at_least = count; else high = middle;
+  }
+  long kept = 0, dropped = at_least - k;  // the last of those that are equal to `low`
+  for (long i = n; dropped && i-- > 0;)
+    if (key[i] == low) key[i] = INT32_MIN, dropped--;
+  for (long i = 0; i < n && kept < k; i++) found[kept] = (int32_t)i, kept += key[i] >= low;
 }
 
 // score[s] = sum_h weight[h] * relu(query[h] . key[s]); query [N, H, D], weight [N, H] -> index [N, k]
@@ -34,7 +45,8 @@ void index_topk(const Sequences& s, long H, long D, const T* q, const float* wei
       work += (double)tasks.back().queries * s.keys[b] * H * D;
     }
   parallel((long)tasks.size(), work, [&](long i) {
-    thread_local std::vector<float> rows, dot, key_T, score, copy;
+    thread_local std::vector<float> rows, dot, key_T, score;
+    thread_local std::vector<int32_t> ordered_keys;
     rows.resize(std::max<long>(MAX_ROWS, block * H) * padded(D)), dot.resize(std::max<long>(MAX_ROWS, block * H) * KEYS);
     key_T.resize(D * KEYS);
     const T* keys[KEYS];
@@ -60,6 +72,6 @@ void index_topk(const Sequences& s, long H, long D, const T* q, const float* wei
           }
       }
       for (long query = 0; query < t.queries; query++)
-        best(score.data() + query * last, past + query + 1, k, index + (first + query) * k, copy);
+        best(score.data() + query * last, past + query + 1, k, index + (first + query) * k, ordered_keys);
   });
 }

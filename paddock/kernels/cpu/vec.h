@@ -53,12 +53,18 @@ inline vec silu(vec x) { return x * sigmoid(x); }
 // The first n of 16 elements; the others are zero, or not written.
 template <class T> inline vec load_some(const T* p, int n) {
   if (n == LANES) return load(p);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return (vec)_mm512_maskz_loadu_ps((__mmask16)((1 << n) - 1), p);
+#endif
   T buffer[LANES] = {};
   memcpy(buffer, p, n * sizeof(T));
   return load(buffer);
 }
 template <class T> inline void store_some(T* p, vec v, int n) {
   if (n == LANES) return store(p, v);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_mask_storeu_ps(p, (__mmask16)((1 << n) - 1), (__m512)v);
+#endif
   T buffer[LANES];
   store(buffer, v);
   memcpy(p, buffer, n * sizeof(T));
