@@ -66,10 +66,10 @@ class TrainingRun:
 def claim_run_folder(folder: Path, settings: BaseSettings, *, may_change: Collection[str]) -> None:
     """Create a run folder and write its recipe, or check that a run to resume has the same recipe.
 
-    Top-level settings named in `may_change` may differ: they do not change the result. Settings that
-    the stored recipe lacks, because they are newer than the run, have their defaults. The caller
-    must hold the journal's lock, which keeps a second process from overwriting the recipe of a
-    running one. Raises TrainingError if the settings differ or the recipe is damaged.
+    Top-level settings named in `may_change` may differ: they do not change the result. Settings
+    that the stored recipe lacks, because they are newer than the run, have their defaults. The
+    caller must hold the journal's lock, which keeps a second process from overwriting the recipe
+    of a running one. Raises TrainingError if the settings differ or the recipe is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     recipe, text = folder / RECIPE, dump_toml(settings)
