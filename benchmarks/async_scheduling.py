@@ -1,7 +1,9 @@
-"""Asynchronous scheduling over a device that takes a given time for a step, without a GPU.
+"""Asynchronous scheduling over a device that takes a given time for a step, and on a GPU.
 
     python -m benchmarks.async_scheduling
 
+On a GPU `small` (bfloat16, random weights) decodes 256 tokens of each sequence with CUDA graphs, in
+turns with and without asynchronous scheduling; host time included, medians of five. Without a GPU
 nano decodes 16 sequences. The network's work on this CPU stands for the host's work of a launch; a
 step's tokens can be read only when a pretended device, which runs steps in the order of their
 launches and takes D ms for each, has finished it. Waiting happens outside the interpreter lock.
@@ -11,11 +13,14 @@ asynchronous scheduling it is steps x (D + host work).
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from operator import eq
+from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.table import Claim, print_claims
+from benchmarks.table import Claim, print_claims, speedup
 from paddock.engine import Engine, EngineSettings, Request
 from paddock.model import Transformer, preset
 from paddock.records import SamplingParams
@@ -24,6 +29,7 @@ SEQUENCES, TOKENS = 16, 200
 MAX_OVERHEAD = 1.05
 HOST_SHARES = (0.4, 0.8)  # of D that the host works
 REPEATS = 3
+GPU_SEQUENCES, GPU_PROMPT, GPU_TOKENS, GPU_REPEATS = (1, 64, 256), 128, 256, 5
 
 
 class PretendedDevice:
@@ -68,20 +74,80 @@ def decode(network: Transformer, device_s: float, *, overlap: bool) -> tuple[flo
         return time.perf_counter() - started, device.steps
 
 
-def median(measure: Callable[[], tuple[float, int]]) -> tuple[float, int]:
+def middle(measure: Callable[[], tuple[float, int]]) -> tuple[float, int]:
     return sorted(measure() for _ in range(REPEATS))[REPEATS // 2]
+
+
+def step_ms(engine: Engine, sequences: int) -> tuple[float, list[tuple[int, ...]]]:
+    """Wall time of a decode step, prefill taken off, and the replies."""
+
+    def generate(tokens: int) -> tuple[float, list[tuple[int, ...]]]:
+        requests = [
+            Request(
+                token_ids=tuple(range(i, i + GPU_PROMPT)),
+                sampling_params=SamplingParams(max_new_tokens=tokens, ignore_eos=True, seed=i),
+            )
+            for i in range(sequences)
+        ]
+        started = time.perf_counter()
+        outputs = engine.generate_outputs(requests)
+        return time.perf_counter() - started, [each.completion.token_ids for each in outputs]
+
+    prefill_s, _ = generate(1)
+    whole_s, replies = generate(GPU_TOKENS + 1)
+    return 1e3 * (whole_s - prefill_s) / GPU_TOKENS, replies
+
+
+def claims_on_gpu() -> list[Claim]:
+    if not torch.cuda.is_available():
+        return [Claim(name="asynchronous scheduling on a GPU", measured="not run: no GPU")]
+    config = preset("small").model_copy(update={"mtp": None})
+    network = Transformer.from_config(config, seed=0).to("cuda", torch.bfloat16).eval()
+    found = []
+    with ExitStack() as stack:
+        engines = {
+            overlap: stack.enter_context(
+                Engine(
+                    network,
+                    None,
+                    EngineSettings(
+                        stop_token_ids=(),
+                        async_scheduling=overlap,
+                        max_running_requests=max(GPU_SEQUENCES),
+                        kv_cache_bytes=8 << 30,
+                    ),
+                )
+            )
+            for overlap in (False, True)
+        }
+        for sequences in GPU_SEQUENCES:
+            times: dict[bool, list[float]] = {False: [], True: []}
+            for repeat in range(GPU_REPEATS + 1):
+                replies = []
+                for overlap, engine in engines.items():
+                    ms, tokens = step_ms(engine, sequences)
+                    replies.append(tokens)
+                    if repeat:  # the first one captures graphs
+                        times[overlap].append(ms)
+                equal = sum(map(eq, *replies))
+            off, on = (median(times[overlap]) for overlap in (False, True))
+            found += [
+                speedup(f"{sequences} sequences, a step", on, off, min_ratio=None, unit="ms"),
+                Claim(name="equal replies", measured=f"{equal} of {sequences}"),
+            ]
+    return found
 
 
 def claims() -> list[Claim]:
     torch.set_num_threads(1)
     network = Transformer.from_config(preset("nano"), 0).eval()
-    wall, steps = median(lambda: decode(network, 0.0, overlap=False))
+    wall, steps = middle(lambda: decode(network, 0.0, overlap=False))
     host = wall / steps
     found = []
     for share in HOST_SHARES:
         device_s = host / share
-        sync, steps = median(lambda d=device_s: decode(network, d, overlap=False))
-        overlapped, steps = median(lambda d=device_s: decode(network, d, overlap=True))
+        sync, steps = middle(lambda d=device_s: decode(network, d, overlap=False))
+        overlapped, steps = middle(lambda d=device_s: decode(network, d, overlap=True))
         ratio = overlapped / (steps * device_s)
         found.append(
             Claim(
@@ -95,4 +161,4 @@ def claims() -> list[Claim]:
 
 
 if __name__ == "__main__":
-    print_claims(claims())
+    print_claims(claims_on_gpu() if torch.cuda.is_available() else claims())

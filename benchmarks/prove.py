@@ -48,7 +48,13 @@ from benchmarks.table import Claim, print_claims
 AREAS: dict[str, tuple[Callable[[], list[Claim]], ...]] = {
     "model": (forward_vs_transformers.claims,),
     "train": (train_ablations.claims, train_step.claims_here),
-    "engine": (serve.claims, async_scheduling.claims, serve_gpu.claims, tool_choice.claims),
+    "engine": (
+        serve.claims,
+        async_scheduling.claims,
+        async_scheduling.claims_on_gpu,
+        serve_gpu.claims,
+        tool_choice.claims,
+    ),
     "chat": (chat.claims,),
     "agents": (
         agents.claims,

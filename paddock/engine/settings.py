@@ -28,7 +28,7 @@ class EngineSettings(BaseSettings):
     prefix_caching: bool = True
     cuda_graphs: bool | None = None  # capture and replay decode steps; None: if supported
     # Launch the next step before the tokens of the last are read. None: with CUDA graphs (small on
-    # an H200, 1 / 64 / 256 sequences: 1.10 / 1.33 / 1.32x with them, 0.96 / 0.97 / 0.94x without).
+    # an H200, 1 / 64 / 256 sequences: 1.16 / 1.28 / 1.27x with them, 0.96 / 0.97 / 0.94x without).
     # Steps with drafts, routing capture, grammars, thinking budgets or penalties are synchronous.
     async_scheduling: bool | None = None
     capture_routing: bool = False  # record routed experts and selected tokens, for routing replay
