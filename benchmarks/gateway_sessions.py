@@ -29,7 +29,7 @@ from typing import Any
 import orjson
 
 from benchmarks.attack_requests import running as running_command
-from benchmarks.rl_gateway import cpu_seconds, machine, resident_bytes, running
+from benchmarks.rl_gateway import await_ready, cpu_seconds, machine, resident_bytes, running
 from benchmarks.table import Claim, print_claims
 from paddock.http import ConnectionPool
 from tests.rl.vault_env import LOOK, pretrained_on_vault
@@ -285,19 +285,8 @@ def gateway(folder: Path, cache: str) -> Iterator[tuple[str, int]]:
 @contextmanager
 def bare_server(folder: Path) -> Iterator[tuple[str, int]]:
     with running(bare_process, str(folder)) as (url, pid):
-        _await_ready(url)
+        await_ready([url])
         yield url, pid
-
-
-def _await_ready(url: str) -> None:
-    import httpx
-
-    for _ in range(600):
-        try:
-            httpx.get(f"{url}/health", timeout=2)
-            return
-        except httpx.HTTPError:
-            time.sleep(0.1)
 
 
 # --- claims ---------------------------------------------------------------------------------------

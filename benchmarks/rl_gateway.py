@@ -262,14 +262,14 @@ def run_load(sessions: int, turns: int, processes: int) -> Load:
                 context = running(gateway_process, engine, dict(tokenizer.files))
                 gateways.append(context.__enter__())
                 contexts.append(context)
-            _await_ready([engine, *(url for url, _ in gateways)])
+            await_ready([engine, *(url for url, _ in gateways)])
             return asyncio.run(drive(gateways, sessions, turns))
         finally:
             for context in contexts:
                 context.__exit__(None, None, None)
 
 
-def _await_ready(urls: list[str]) -> None:
+def await_ready(urls: list[str]) -> None:
     import httpx
 
     for url in urls:
@@ -315,7 +315,7 @@ def request_cost(concurrency: int, count: int) -> tuple[float, float]:
 
     costs = []
     with running(engine_process, [1, 2, 3]) as (url, _):
-        _await_ready([url])
+        await_ready([url])
         for client in (ours, theirs):
             start = time.process_time()
             asyncio.run(client(url))

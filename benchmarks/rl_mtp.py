@@ -96,10 +96,7 @@ def claims(
         ),
         Claim(
             name="reward at the end",
-            measured=" / ".join(
-                " ".join(f"{each.reward:.3f}" for each in found[arm])
-                for arm in ("trained", "frozen")
-            ),
+            measured=f"{rewards('trained')} / {rewards('frozen')}",
         ),
     ]
 

@@ -168,8 +168,8 @@ template <class W> inline long tile_rows(long K) {
 }
 
 // sums[r][n] = x[r] . w[n] for at most tile_rows(K) rows and the 64 outputs of a panel. If no tile before has read the
-// panel, `next` is the one that this thread probably reads after it: rows that need several passes would otherwise
-// wait for memory in the first and leave it idle in the others.
+// panel, `next` is the one that this thread probably reads after it: the first pass over the rows asks for the lines of
+// this panel, the others for halves of the next, since they leave memory idle.
 template <class T, class W>
 inline void panel_sums(const T* x, long ldx, long rows, const W* panel, long K, float* sums, const W* next) {
 #if defined(__AMX_BF16__)
@@ -178,7 +178,6 @@ inline void panel_sums(const T* x, long ldx, long rows, const W* panel, long K, 
 #endif
   constexpr int LINES = std::max<int>(1, COLUMNS * PAIR<W> * sizeof(W) / sizeof(float));  // read by a step over the inputs
   const float* scale = (const float*)panel;
-  long passes = (rows + ROWS - 1) / ROWS;
   for (int c = 0; c < PANEL / LANES; c += COLUMNS)
     by_rows(rows, [&](auto R, long r) {
       vec acc[R][COLUMNS] = {};
@@ -187,7 +186,7 @@ inline void panel_sums(const T* x, long ldx, long rows, const W* panel, long K, 
       if (next && r == 0) {
         multiply<R, LINES>(row, ldx, w, PANEL, K, acc, {(const char*)w + 2048 * R});
       } else if (next && LINES == 4) {
-        multiply<R, 2>(row, ldx, w, PANEL, K, acc, {(const char*)next + 128 * (r / ROWS + 1 & 1), 64});
+        multiply<R, 2>(row, ldx, w, PANEL, K, acc, {(const char*)next + 128 * ((r / ROWS + 1) % 2), 64});
       } else {
         multiply<R>(row, ldx, w, PANEL, K, acc);
       }
